@@ -53,7 +53,7 @@ def _merged(spans): # [[start, end]]
 
 # %% ../../nbs/run/10_profile.ipynb #d48a3043
 def _pieces(profile): # (what, start, end); what is '' where the loop decides
-    "What the steps consist of: the device's work and its gaps, or stretches between the loop's edges"
+    "What steps consist of: the device's work and its gaps, or stretches between the loop's edges"
     edges = sorted({t for o in profile.loop for t in o[1:]})
     for a,b in _merged(o[1:] for o in profile.steps):
         if profile.work is None:
@@ -71,8 +71,8 @@ def idle_table(profile)->pd.DataFrame: # `what`, `ms` and `n` times a step, its 
 
     The last row is the whole step. Without a GPU: what the training loop did."""
     def during(t): # what the loop does
-        return [o.name for o in profile.loop if o.start_us<=t<o.end_us]
-    rows = [(what or ['between phases', *during(a)][-1], (b-a)/1e3) for what,a,b in _pieces(profile)]
+        return ['between phases', *(o.name for o in profile.loop if o.start_us<=t<o.end_us)][-1]
+    rows = [(what or during(a), (b-a)/1e3) for what,a,b in _pieces(profile)]
     step_ms, n = sum(o.end_us-o.start_us for o in profile.steps)/1e3, len(profile.steps)
     df = pd.DataFrame(rows, columns=['what', 'ms']).groupby('what').ms.agg(ms='sum', n='count')
     df = df.sort_values('ms', ascending=False)

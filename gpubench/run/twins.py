@@ -97,8 +97,9 @@ def _copy_attributes(learn, new, memo)->dict:
         try: vars(new)[name] = copy.deepcopy(value, memo)
         except torch.OutOfMemoryError: raise
         except Exception as e:
-            raise StateError(f"This Learner can't be copied because of learn.{name} "
-                             f"({type(e).__name__}: {e}). Use a function that returns a new one.") from e
+            raise StateError(
+                f"This Learner can't be copied because of learn.{name} "
+                f"({type(e).__name__}: {e}). Use a function that returns a new one.") from e
     return left_out
 
 # %% ../../nbs/run/03_twins.ipynb #072bad92

@@ -216,9 +216,9 @@ def _ways_of_data(dl):
     if isinstance(getattr(data, 'x', None), torch.Tensor): return  # in memory, or on the GPU
     has_cores = now is not None and now<n and n_cores()>=MIN_CORES
     if has_cores and not isinstance(data, IterableDataset):     # which each worker would read whole
-        change = partial(_more_workers, n=n)
-        yield Way(f'{n} workers instead of {now}', change, f'num_workers={n}', True)
-    yield Way('images decoded once', decode_once, APPLY, True, n_epochs=2)
+        yield Way(f'{n} workers instead of {now}', partial(_more_workers, n=n),
+                  f'num_workers={n}', is_of_data=True)
+    yield Way('images decoded once', decode_once, APPLY, is_of_data=True, n_epochs=2)
 
 # %% ../../nbs/run/13_ways.ipynb #fc3c8a49
 def find_ways(learn)->list[Way]:
@@ -281,7 +281,7 @@ def item_costs(dl, n=16)->dict: # name -> ms per item; empty for other data sets
 
 # %% ../../nbs/run/13_ways.ipynb #dfe2fbe1
 def batch_costs(dl)->dict: # name -> ms per batch; empty for loaders without a `Pipeline`
-    "What each batch transform of a twin's loader takes, on the device, in the last of three batches"
+    "What each batch transform of a twin's loader takes on the device, in the last of three"
     tfms, split_idx = getattr(dl, 'after_batch', None), getattr(dl, 'split_idx', None)
     if not isinstance(tfms, Pipeline): return {}
     dl.after_batch = Pipeline()
@@ -302,7 +302,7 @@ class Clocks:
         self.turns = keep_turns(learn, perf_counter)
 
     def epoch_table(self, seen, fit)->pd.DataFrame: # `what`, `s` of an epoch, `share` of it
-        "A later epoch of `fit`, by the clocks in the fits `seen`; callbacks are part of the rows above"
+        "A later epoch of `fit`, by the clocks in the fits `seen`; callbacks are within the rows above"
         (train_s, valid_s), last = fit.epoch_s(1), fit.train[-1]
         batches_s = min(train_s, last.n_batches*last.batch_s)
         steps = self.timer.to_df()[[*PHASE_NAMES, 'step_ms']]

@@ -237,7 +237,8 @@ def _plan(ways, fast): # Whose visit is next; `fast`: the ways of `speed_up`
 # %% ../../nbs/show/10_gain.ipynb #a1d9f06f
 def _measure(twins, ways, look)->pd.DataFrame: # `Clocks.epoch_table`
     "Let twins try the ways"
-    clocked, fast = Way('with clocks', Clocks), [o for o in ways if o.how==APPLY and not o.is_of_data]
+    clocked = Way('with clocks', Clocks)
+    fast = [o for o in ways if o.how==APPLY and not o.is_of_data]
     clocks = visit(clocked, twins, look)
     bar = tqdm(_plan(ways, fast), total=4+len(ways)+2*len(fast), leave=False)
     for o in bar:
