@@ -19,7 +19,7 @@ from .models import count_params
 from .observed import WatchFitCallback, epoch_times, refuse_wrong
 from ..watch.timing import StepTimerCallback
 from .trial import WARM_UP_MS, WARM_UP_STEPS, Trial, check_batches, divergence
-from .twins import Twins, states_kept
+from .twins import Twins
 
 # %% ../../nbs/run/04_learner.ipynb #304576bb
 _FITS = 'fit', 'fit_one_cycle', 'fine_tune' # methods of a Learner
@@ -52,13 +52,12 @@ class _WarmUpCallback(Callback):
 def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`
     "Train a copy for some steps; what can't be copied isn't warmed up"
     start_s, cb = perf_counter(), _WarmUpCallback()
-    with states_kept(learn):
-        try:
-            new = (twins := Twins(learn))() # whose folder goes with them
+    try:
+        with Twins(learn).one() as new:
             new.remove_cbs(own_callbacks(new)).add_cb(cb)
             new.metrics = []
             train(new, 'fit' if callable(fit) else fit, 1)
-        except Exception: pass # of the user's code; if it matters, the training meets it
+    except Exception: pass # of the user's code; if it matters, the training meets it
     return dict(warmup_s=perf_counter()-start_s, n_warmup_steps=cb.n_in_all)
 
 # %% ../../nbs/run/04_learner.ipynb #3f8b62ce

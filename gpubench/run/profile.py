@@ -11,7 +11,6 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import length_hint
 from pathlib import Path
@@ -20,31 +19,26 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from fastai.basics import Callback, CancelFitException
+from fastai.basics import Callback, CancelFitException, patch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
 from ..ground.core import StateError, wait_for
 from ..step.fast import GraphedStepCallback, device_of
-from ..watch.timing import (PHASES, HostMarks, StepTimerCallback, StepTimerEdgeCallback,
-                                   _Steps, acts)
+from ..watch.timing import PHASES, HostMarks, StepTimerCallback, acts
 
 # %% ../../nbs/run/10_profile.ipynb #8262f87a
 class Span(NamedTuple):
     "A stretch of time of the training loop or of the device"
-    kind: str              # 'step', 'phase', 'callback' or 'device'
     name: str              # Such as 'forward', 'Recorder', 'gemm'
     start_us: float        # Unix time
     end_us: float
 
-# %% ../../nbs/run/10_profile.ipynb #63d0215c
-@dataclass
-class Profile:
-    "Some steps of a Learner: what the loop and the device did, on one clock"
-    spans: list      # All `Span`s
-    on_gpu: bool = False
-    def of(self, *kinds): # By start
-        return sorted((o for o in self.spans if o.kind in kinds), key=lambda o: o.start_us)
+class Profile(NamedTuple):
+    "`Span`s of some steps of a Learner on one clock"
+    steps: list
+    loop: list         # The loop's phases, then the callbacks, which may lie within a phase
+    work: list|None=None # Of the device; None without a GPU
 
 # %% ../../nbs/run/10_profile.ipynb #f4b90cd9
 _SHORT_US = 20. # gaps up to this are between kernels that were launched in time
@@ -58,13 +52,14 @@ def _merged(spans): # [[start, end]]
     return found
 
 # %% ../../nbs/run/10_profile.ipynb #d48a3043
-def _pieces(profile, edges): # (what, start, end); what is '' where the loop decides
-    "What the steps consist of: the device's work and its gaps, or stretches between `edges`"
-    for a,b in _merged((o.start_us, o.end_us) for o in profile.of('step')):
-        if not profile.on_gpu:
+def _pieces(profile): # (what, start, end); what is '' where the loop decides
+    "What steps consist of: the device's work and its gaps, or stretches between the loop's edges"
+    edges = sorted({t for o in profile.loop for t in o[1:]})
+    for a,b in _merged(o[1:] for o in profile.steps):
+        if profile.work is None:
             yield from (('', *o) for o in pairwise([a, *(t for t in edges if a<t<b), b]))
             continue
-        work = [(max(a, o.start_us), min(b, o.end_us)) for o in profile.of('device')]
+        work = [(max(a, start), min(b, end)) for _,start,end in profile.work]
         busy = _merged(o for o in work if o[1]>o[0])
         yield from (('device busy', *o) for o in busy)
         for start,end in zip([a, *(o[1] for o in busy)], [*(o[0] for o in busy), b]):
@@ -75,57 +70,30 @@ def idle_table(profile)->pd.DataFrame: # `what`, `ms` and `n` times a step, its 
     """What the device did in a mean step, and in which phase or callback its gaps begin
 
     The last row is the whole step. Without a GPU: what the training loop did."""
-    loop = [*profile.of('phase'), *profile.of('callback')]
-    def during(t): # what the loop does; a callback may be within a phase
-        found = [o.name for o in loop if o.start_us<=t<o.end_us]
-        return found[-1] if found else 'between phases'
-    edges = sorted({t for o in loop for t in (o.start_us, o.end_us)})
-    rows = [(what or during(a), (b-a)/1e3) for what,a,b in _pieces(profile, edges)]
-    steps = profile.of('step')
-    step_ms = sum(o.end_us-o.start_us for o in steps)/1e3
+    def during(t): # what the loop does
+        return ['between phases', *(o.name for o in profile.loop if o.start_us<=t<o.end_us)][-1]
+    rows = [(what or during(a), (b-a)/1e3) for what,a,b in _pieces(profile)]
+    step_ms, n = sum(o.end_us-o.start_us for o in profile.steps)/1e3, len(profile.steps)
     df = pd.DataFrame(rows, columns=['what', 'ms']).groupby('what').ms.agg(ms='sum', n='count')
     df = df.sort_values('ms', ascending=False)
-    df.loc['step'] = step_ms, len(steps)
-    df = (df/len(steps)).assign(step_frac=df.ms/step_ms).reset_index()
-    return df[['what', 'ms', 'step_frac', 'n']]
+    df.loc['step'] = step_ms, n
+    return (df/n).assign(step_frac=df.ms/step_ms).reset_index()[['what', 'ms', 'step_frac', 'n']]
 
 # %% ../../nbs/run/10_profile.ipynb #4d10ceff
 _CATEGORIES = 'kernel', 'gpu_memcpy', 'gpu_memset'   # of what a GPU does, in a profiler's file
 
-def _unix_offset_us(clock): # of the clock's zero, in the best of 20 tries
-    def read():
-        a, unix_ns, b = clock(), time.time_ns(), clock()
-        return b-a, unix_ns/1e3-(a+b)/2*1e6
-    return min(read() for _ in range(20))[1]
-
-# %% ../../nbs/run/10_profile.ipynb #6e0145bf
-def _device_spans(path, device)->list: # `device`: a GPU's number
-    "What a GPU did, in a file of PyTorch's profiler"
-    opened = gzip.open if path.suffix=='.gz' else open
-    with opened(path, 'rt', encoding='utf-8', errors='replace') as f: trace = json.load(f)
-    zero_us = trace.get('baseTimeNanoseconds', 0)/1e3
-    found = [o for o in trace['traceEvents'] if o.get('cat') in _CATEGORIES and o.get('ph')=='X']
-    return [Span('device', o['name'], o['ts']+zero_us, o['ts']+zero_us+o.get('dur', 0.))
-            for o in found if o.get('args', {}).get('device', device)==device]
-
-# %% ../../nbs/run/10_profile.ipynb #0916acb2
-class _KeptSteps(_Steps):
-    "The steps that have ended, with their marks"
-    def read(self, wait=False): pass
-
-class _PhaseClockCallback(StepTimerCallback):
-    "Keeps when each phase began and ended by the host's clock"
-    graph_safe = 'counts'
-    def __init__(self):
-        super().__init__()
-        self.ended = _KeptSteps()
-    def _marks(self): return HostMarks(self.clock)
-    def spans(self, us): # `us`: Unix time of one of the clock's
-        for _,about,start,opened,closed,end in self.ended.pending:
-            yield Span('step', f"step {about['step']}", us(start), us(end))
-            yield from (Span('phase', name.removesuffix('_ms'), us(opened[a]), us(closed[b]))
-                        for name,pairs in PHASES.items() for a,b in pairs
-                        if a in opened and b in closed and closed[b]>opened[a])
+def _device_spans(prof, place, trace)->list:
+    "Write a file of PyTorch's profiler, and read what a GPU did"
+    with tempfile.TemporaryDirectory() as d:
+        path = Path(trace or f'{d}/trace.json')
+        prof.export_chrome_trace(str(path))         # once: a second call is an error
+        if place.type!='cuda': return
+        opened = gzip.open if path.suffix=='.gz' else open
+        with opened(path, 'rt', encoding='utf-8', errors='replace') as f: found = json.load(f)
+    zero_us, device = found.get('baseTimeNanoseconds', 0)/1e3, place.index or 0
+    return [Span(o['name'], o['ts']+zero_us, o['ts']+zero_us+o.get('dur', 0.))
+            for o in found['traceEvents'] if o.get('cat') in _CATEGORIES and o.get('ph')=='X'
+            and o.get('args', {}).get('device', device)==device]
 
 # %% ../../nbs/run/10_profile.ipynb #7b096575
 def keep_turns(learn, clock): # List of (callback, event, start, end), which fills
@@ -133,49 +101,66 @@ def keep_turns(learn, clock): # List of (callback, event, start, end), which fil
     turns = []
     def call_one(event):
         for cb in learn.cbs.sorted('order'):
-            start_s = clock()
+            start = clock()
             try: cb(event)
-            finally: turns.append((cb, event, start_s, clock()))
+            finally: turns.append((cb, event, start, clock()))
     learn._call_one = call_one
     return turns
 
 # %% ../../nbs/run/10_profile.ipynb #25238e15
 _N_LEAD = 2   # steps under the profiler that don't count: it starts, and the device is still behind
 
-class _ProfilerCallback(Callback):
-    "Starts PyTorch's profiler before the steps that count, and ends the fit after them"
-    order, graph_safe = np.inf, 'counts'          # after the timer, which joins before it
-    def __init__(self, timer, n_steps, n_warm_up, trace):
-        self.timer, self.has_ops, self.n_before = timer, bool(trace), n_warm_up-_N_LEAD
-        self.n_all, self.place, self.prof, self.n_unseen = n_warm_up+n_steps, None, None, None
-        self.edges_s = []   # of the steps that count, when the device had nothing left to do
-    def before_train(self):
-        if self.place is not None: return
-        self.place = device_of(self.learn)
-        is_gpu = self.place.type=='cuda'
-        kinds = [ProfilerActivity.CPU]*self.has_ops + [ProfilerActivity.CUDA]*is_gpu
-        os.environ.setdefault('KINETO_LOG_LEVEL', '99') # else it prints its stages
-        if kinds: self.prof = profile(activities=kinds, acc_events=True)
-        if is_gpu:
-            with profile(activities=kinds, acc_events=True): pass  # CUPTI has to be there before a graph is captured
-    def after_batch(self):
-        n = len(self.timer.ended.pending)
-        if self.learn.lock.locked(): return       # a validation that a callback runs
-        if self.n_unseen is None and n>=self.n_before:
-            if self.prof: self.prof.start()
-            self.n_unseen = n
-        elif self.n_unseen is not None and n in (self.n_unseen+_N_LEAD, self.n_all):
-            wait_for(self.place)                  # a host that needn't wait runs ahead
-            self.edges_s.append(self.timer.clock())
-        if n>=self.n_all: raise CancelFitException()
-    def stop(self):
-        if self.n_unseen is None or self.prof is None: return
-        wait_for(self.place)
-        self.prof.stop()
+class _ProfileCallback(StepTimerCallback):
+    """Keeps when each phase began and ended, in µs of Unix time, as PyTorch's profiler does
+
+    Starts that before the steps that count, and ends the fit after them."""
+    graph_safe = 'counts'
+    def __init__(self, n_steps, n_warm_up, has_ops):
+        offset_s = max(time.time()-time.perf_counter() for _ in range(20)) # of the two read closest
+        super().__init__(lambda: 1e6*(time.perf_counter()+offset_s))
+        self.ended.at_once = np.inf                 # a row has no marks any more
+        self.n_before, self.n_all, self.has_ops = n_warm_up-_N_LEAD, n_warm_up+n_steps, has_ops
+        self.place, self.prof, self.n_unseen = None, None, None
+        self.edges = []         # of the steps that count, when the device had nothing left to do
+    def _marks(self): return HostMarks(self.clock)
+    def __call__(self, event):
+        super().__call__(event)
+        if self.is_idle: return                     # a validation that a callback runs
+        if event=='before_train' and self.place is None: self.prepare()
+        if event=='after_batch': self.count(len(self.ended.pending))
+    def steps_seen(self): return [Span('step', a, b) for _,_,a,*_,b in self.ended.pending]
+    def phases(self):
+        for *_,opened,closed,_ in self.ended.pending:
+            yield from (Span(name.removesuffix('_ms'), opened[a], closed[b])
+                        for name,pairs in PHASES.items() for a,b in pairs
+                        if a in opened and b in closed and closed[b]>opened[a])
+
+# %% ../../nbs/run/10_profile.ipynb #3cfc7882
+@patch
+def prepare(self:_ProfileCallback):
+    self.place = device_of(self.learn)
+    kinds = ([ProfilerActivity.CPU]*self.has_ops +
+             [ProfilerActivity.CUDA]*(self.place.type=='cuda'))
+    if not kinds: return
+    os.environ.setdefault('KINETO_LOG_LEVEL', '99') # else it prints its stages
+    self.prof = profile(activities=kinds, acc_events=True)
+    with profile(activities=kinds, acc_events=True): pass # CUPTI, before a graph is captured
+@patch
+def count(self:_ProfileCallback, n):
+    if self.n_unseen is None and n>=self.n_before:
+        if self.prof: self.prof.start()
+        self.n_unseen = n
+    elif self.n_unseen is not None and n in (self.n_unseen+_N_LEAD, self.n_all):
+        wait_for(self.place)                        # a host that needn't wait runs ahead
+        self.edges.append(self.clock())
+    if n>=self.n_all: raise CancelFitException()
+@patch
+def stop(self:_ProfileCallback):
+    if self.n_unseen is None or self.prof is None: return
+    wait_for(self.place)
+    self.prof.stop()
 
 # %% ../../nbs/run/10_profile.ipynb #7ab0f85d
-_OURS = _PhaseClockCallback, StepTimerEdgeCallback, _ProfilerCallback
-
 def profile_steps(
     learn,            # A Learner that may be trained, such as a copy of yours
     n_steps:int=20,   # Steps that count
@@ -183,33 +168,24 @@ def profile_steps(
     trace=None,       # A file for them and PyTorch's operations, which that slows; may end in .gz
 )->Profile:
     "Profile steps of a Learner's own loop, with its phases and callbacks by name"
-    timer = _PhaseClockCallback()
-    cb, offset_us = _ProfilerCallback(timer, n_steps, n_warm_up, trace), _unix_offset_us(timer.clock)
-    def us(s): return 1e6*s+offset_us
+    cb = _ProfileCallback(n_steps, n_warm_up, bool(trace))
     n_epoch = cb.n_all//max(1, length_hint(learn.dls.train, cb.n_all))+1
-    turns = keep_turns(learn, timer.clock)
-    try: learn.fit(n_epoch, cbs=[timer, cb])
+    turns = keep_turns(learn, cb.clock)
+    try: learn.fit(n_epoch, cbs=cb)
     finally:
         del learn._call_one
         cb.stop()
-    own = [o for o in turns if not isinstance(o[0], _OURS) and acts(o[0], (o[1],))]
-    loop = [*timer.spans(us),
-            *(Span('callback', type(o).__name__, us(a), us(b)) for o,_,a,b in own)]
-    steps = [o for o in loop if o.kind=='step']
+    steps = cb.steps_seen()
     seen = [] if cb.n_unseen is None else steps[cb.n_unseen+_N_LEAD:][:n_steps]
     if not seen: raise StateError(
         f"The Learner trained {len(steps)} steps, too few to profile. Does a callback cancel some?")
-    edges_us = [us(o) for o in cb.edges_s]
-    if edges_us: seen[0] = seen[0]._replace(start_us=edges_us[0])
-    if edges_us[1:]: seen[-1] = seen[-1]._replace(end_us=edges_us[1])
-    begin_us, end_us = seen[0].start_us, seen[-1].end_us
-    rest = [o for o in loop if o.kind!='step' and begin_us<=o.start_us<end_us]
-    work, on_gpu = [], cb.place.type=='cuda'
-    with tempfile.TemporaryDirectory() as d:
-        path = Path(trace or f'{d}/trace.json')
-        if cb.prof: cb.prof.export_chrome_trace(str(path)) # once: a second call is an error
-        if on_gpu: work = _device_spans(path, cb.place.index or 0)
-    return Profile([*seen, *rest, *work], on_gpu)
+    if cb.edges: seen[0] = seen[0]._replace(start_us=cb.edges[0])
+    if cb.edges[1:]: seen[-1] = seen[-1]._replace(end_us=cb.edges[1])
+    own = [Span(type(o).__name__, a, b) for o,event,a,b in turns
+           if o not in (cb, cb.edge) and acts(o, (event,))]
+    loop = [o for o in (*cb.phases(), *sorted(own, key=lambda o: o.start_us))
+            if seen[0].start_us<=o.start_us<seen[-1].end_us]
+    return Profile(seen, loop, _device_spans(cb.prof, cb.place, trace) if cb.prof else None)
 
 # %% ../../nbs/run/10_profile.ipynb #memo1002
 def _tensor_mib(o): # of the storages of all tensors within, each once
@@ -231,23 +207,23 @@ def _counted(device, rows, others)->dict: # MiB
 # %% ../../nbs/run/10_profile.ipynb #memo1003
 class _MemoryCallback(Callback):
     "Counts the memory of the third step, and then ends the fit"
-    order, n, rows = 10_000, 0, None    # `before_batch`: after all that makes the batch
-    def before_batch(self):
-        if not self.training or self.n<2: return
+    order, n, rows = 10_000, 0, None # `before_batch`: after all that makes the batch
+    def tensors(self):
         model, opt = self.model, getattr(self.opt, 'opt', self.opt)
-        self.device = next(model.parameters()).device
-        self.rows = {'weights': _tensor_mib([*model.parameters(), *model.buffers()]),
-                     'gradients': _tensor_mib([p.grad for p in model.parameters()]),
-                     'optimizer state': _tensor_mib([*opt.state.values()]),
-                     'batch': _tensor_mib((self.xb, self.yb))}
+        return {'weights': _tensor_mib([*model.parameters(), *model.buffers()]),
+                'gradients': _tensor_mib([p.grad for p in model.parameters()]),
+                'optimizer state': _tensor_mib([*opt.state.values()]),
+                'batch': _tensor_mib((self.xb, self.yb))}
+    def before_batch(self):
+        self.n, self.device = self.n+self.training, next(self.model.parameters()).device
+        if self.n<3: return
+        self.rows = self.tensors()
         if self.device.type!='cuda': return
         self.others = torch.cuda.memory_allocated(self.device)/2**20-sum(self.rows.values())
         torch.cuda.reset_peak_memory_stats(self.device)
-    def before_step(self): # some optimizers drop them after it
-        grads = [p.grad for p in self.model.parameters()]
-        if self.rows: self.rows['gradients'] = _tensor_mib(grads)
+    def after_backward(self): # some optimizers drop gradients after their step
+        if self.rows: self.rows = self.tensors()
     def after_batch(self):
-        self.n += self.training
         if not self.rows: return
         if self.device.type=='cuda': self.rows |= _counted(self.device, self.rows, self.others)
         raise CancelFitException()

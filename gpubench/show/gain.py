@@ -8,11 +8,12 @@ __all__ = ['TIMES_S', 'pooled', 'GotCallback', 'Gain', 'times_text', 'gain']
 # %% ../../nbs/show/10_gain.ipynb #c2bbb143
 import gc
 import math
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import pandas as pd
-from fastai.basics import Callback, Learner, noop, patch
+from fastai.basics import Callback, Learner, patch, store_attr
 from fastai.callback.fp16 import MixedPrecision
 from scipy import stats as sps
 from tqdm.auto import tqdm
@@ -25,9 +26,10 @@ from ..step.fast import device_of
 from ..run.learner import check_fit
 from ..run.profile import idle_table, memory_table, profile_steps
 from ..run.trial import check_batches
-from ..run.twins import Twins, is_of_speed_up, states_kept
+from ..run.twins import Twins, is_of_speed_up
 from ..run.ways import (
-    OF_IT, Clocks, batch_costs, find_ways, item_costs, n_workers_of, release, visit)
+    APPLY, OF_IT, Clocks, Way, batch_costs, find_ways, glance, item_costs, n_workers_of,
+    same_batch, visit)
 from .compare import fmt_bound, fmt_ratio, is_noisy
 from .findings import PARTS
 
@@ -56,20 +58,17 @@ _MIN_TIMES = 1.01 # as fast, at least: a change that brings less isn't named
 
 class Gain:
     "What a Learner would gain: a table and a sentence when shown"
-    def __init__(self, make, learn, fit, ways, now=None, items=None, batches=None, about=None):
-        self.make, self.learn, self.fit = make, learn, fit # `make()` returns a new twin
+    def __init__(self, twins, learn, fit, ways, now=None, costs=None, about=None):
+        store_attr(but='ways')  # `Clocks.epoch_table`; of transforms, in ms; for remedies
         self.ways = [o for o in ways if o.visits]
         self.failed = {o.name: o.failed for o in ways if o.failed}
-        self.now, self.about = now, about # `Clocks.epoch_table`; what remedies ask for
-        self.items, self.batches = items, batches # ms of each transform
         self.noise, self.got_cb, self.applied = pooled(self.ways), None, None
     @property
     def stock(self): return self.ways[0]
     @property
     def n_epochs(self): return self.stock.visits[0][-1].n_epochs
     def sentence(self):
-        left_out = getattr(self.make, 'left_out', {}) # name of a callback -> why
-        without = [f'This is without {k}: {v}.' for k,v in left_out.items()]
+        without = [f'This is without {k}: {v}.' for k,v in self.twins.left_out.items()]
         return ' '.join([self.headline(), self.reason(), *without])
     def __repr__(self): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence()}'
     def _repr_html_(self): return f'{self.to_df().to_html(index=False)}<p>{self.sentence()}</p>'
@@ -93,7 +92,7 @@ def times(self:Gain, way)->Interval: # As fast as stock
 @patch(as_prop=True)
 def best(self:Gain): # What `apply` does: a `Way`, or None
     "The simplest that surely brings enough"
-    sure = [(o, self.times(o).lo) for o in self.ways if o.kind in ('all', 'part')]
+    sure = [(o, self.times(o).lo) for o in self.ways if o.how==APPLY]
     enough = max(_MIN_TIMES, ENOUGH_FRAC*max((lo for _,lo in sure), default=0))
     return next((o for o,lo in sure if lo>=enough), None)
 
@@ -120,8 +119,8 @@ def to_df(self:Gain)->pd.DataFrame:
     rows = [dict(
         what=o.name, epoch_s=f'{o.epoch_s:.3g}', fit_s=fmt_ratio(self.predicted(o)),
         got_s=f'{self.got[1]:.3g}' if self.got and o is done else '',
-        times_as_fast='' if o is self.stock else times_text(self.times(o), o.kind=='limit'),
-        how='apply()' if o is best else o.how) for o in self.ways]
+        times_as_fast='' if o is self.stock else times_text(self.times(o), o.change is same_batch),
+        how='' if o.how==APPLY and o is not best else o.how) for o in self.ways]
     df = pd.DataFrame([*rows, *(dict(what=k, how=v) for k,v in self.failed.items())]).fillna('')
     return df if self.got else df.drop(columns='got_s')
 
@@ -135,7 +134,7 @@ def headline(self:Gain)->str:
     what = f'{self.fit}({self.n_epochs})' if isinstance(self.fit, str) else 'The fit'
     if best: more = (f'With `apply()` ({best.name}): {seconds(self.predicted(best))}, '
                      f'{times_text(self.times(best))} times as fast.')
-    elif any(o.kind=='all' for o in self.ways): more = f'`apply()` would bring {_NO_DIFFERENCE}.'
+    elif any(o.how==APPLY for o in self.ways): more = f'`apply()` would bring {_NO_DIFFERENCE}.'
     else: more = "speed_up wasn't tried; the table says why." if self.failed else ''
     return f'{what} takes {now} here. {more}'.rstrip()
 
@@ -146,14 +145,13 @@ _PART_OF = {PHASE_NAMES[k]: o for o in PARTS for k in o.phases} | { # of a row o
 @patch
 def remedy(self:Gain, part, s, share)->str: # `share` of an epoch
     "What a part takes, the slowest transform in it, and what to do about it beside `apply`"
-    costs = dict(wait_ms=(self.items, 'item'), transform_ms=(self.batches, 'batch'))
-    ms, of = costs.get(part.phases[0], ({}, ''))
+    of = dict(wait_ms='item', transform_ms='batch').get(part.phases[0])
+    ms, about = self.costs.get(of, {}), self.about
     slowest = max(ms, key=ms.get, default=None)
     more = f'; {slowest} takes {ms[slowest]:.3g} ms for each {of}' if ms else ''
-    about = self.about | dict(n_cores=n_cores(), slowest=slowest)
     without = ', without workers' if of=='item' and about['n_workers']==0 else ''
     is_left = share>=part.least_frac and (part in PARTS[:3] or not self.best) # by `apply`
-    remedy = part.remedy(about) if is_left else ''
+    remedy = part.remedy(about | dict(slowest=slowest)) if is_left else ''
     return f'is {part.words}{without} ({s:.2g} s{more}). {remedy}'.rstrip()
 
 # %% ../../nbs/show/10_gain.ipynb #c7465b0a
@@ -164,12 +162,13 @@ def reason(self:Gain)->str:
     own = now[now.index.str.startswith(OF_IT)]
     parts = now.groupby(_PART_OF, sort=False).sum()
     part = parts.s.idxmax()
-    share, what = parts.share[part], self.remedy(part, parts.s[part], parts.share[part])
-    if now.s.get('validation', 0.)>parts.s[part]:
+    s, share = parts.loc[part, ['s', 'share']]
+    if own.s.max()>s/2: # within it, or within several
+        share, what = own.share.max(), f'goes to {own.s.idxmax().removeprefix(OF_IT)}.'
+    elif now.s.get('validation', 0.)>s:
         share = now.share['validation']
         what = 'is validation. Cheaper metrics or a larger `val_bs` shorten it.'
-    if own.s.max()>parts.s[part]/2: # within it, or within several
-        share, what = own.share.max(), f'goes to {own.s.idxmax().removeprefix(OF_IT)}.'
+    else: what = self.remedy(part, s, share)
     refused = next((o.refused['CUDA graph'] for o in self.ways if 'CUDA graph' in o.refused), '')
     return f'{refused} {share:.0%} of an epoch {what}'.lstrip()
 
@@ -190,25 +189,18 @@ def apply(self:Gain, learn=None): # Another Learner like the one that was measur
 
 # %% ../../nbs/show/10_gain.ipynb #139aa55b
 @patch
-def _on_twin(self:Gain, f, **kwargs): # what it returns
-    with states_kept(self.learn):
-        twin = self.make()
-        try:
-            with twin.no_bar(), twin.no_logging(): return f(twin, **kwargs)
-        finally: release(twin)
-@patch
 def idle(self:Gain)->pd.DataFrame:
     "Where the device is idle in a step: the phases in which its gaps begin"
-    return idle_table(self._on_twin(profile_steps))
+    with self.twins.one() as twin: return idle_table(profile_steps(twin))
 @patch
 def trace(self:Gain, path)->Path:
     "Write some 20 steps as a file for https://ui.perfetto.dev or chrome://tracing"
-    self._on_twin(profile_steps, trace=path)
+    with self.twins.one() as twin: profile_steps(twin, trace=path)
     return Path(path)
 @patch
 def memory(self:Gain)->pd.DataFrame:
     "What takes the memory of a step, in MiB"
-    return self._on_twin(memory_table)
+    with self.twins.one() as twin: return memory_table(twin)
 
 # %% ../../nbs/show/10_gain.ipynb #gain1003
 @patch
@@ -221,45 +213,46 @@ def as_dict(self:Gain)->dict:
     return plain_record(dict(
         machine=describe_machine(), n_epochs=self.n_epochs, fit=str(self.fit),
         sentence=self.sentence(), ways=ways, failed=self.failed, epoch=self.now.to_dict('records'),
-        items_ms=self.items, batches_ms=self.batches,
+        items_ms=self.costs['item'], batches_ms=self.costs['batch'],
         applied=self.applied and self.applied.name, got=got))
 
 # %% ../../nbs/show/10_gain.ipynb #gain1005
 TIMES_S = dict(cuda=(2., .8), cpu=(4., 2.)) # of a first training part, of later ones
 _MIN_WAITING = 1.03 # stock's time against that without waits for images
 
-def _to_try(stock, limit, others):
-    "Changes about images only where steps wait for some"
+def _plan(ways, fast): # Whose visit is next; `fast`: the ways of `speed_up`
+    stock, limit, *others = ways
+    yield from (stock, limit, limit, stock)
     waits = stock.logs().mean()-limit.logs().mean() if limit.visits else math.inf
     for o in others:
-        if o.about=='data' and waits<math.log(_MIN_WAITING):
+        if o.is_of_data and waits<math.log(_MIN_WAITING):
             o.failed = 'not tried: no step waits for images'
-    return [o for o in others if not o.failed]
+        if o in fast:
+            yield o
+            o.visits.clear() # kernels are loaded when a process first needs them
+        yield o
+    yield from fast[::-1]
+    yield from filter(None, [Gain(None, None, None, ways).best, stock])
 
 # %% ../../nbs/show/10_gain.ipynb #a1d9f06f
-def _measure(make, twin, fit, n_epochs): # Ways, `Clocks.epoch_table`
-    stock, limit, *others = ways = find_ways(twin)
-    times_s, clocks = TIMES_S[device_of(twin).type], []
-    whole = [o for o in others if o.kind=='all']
-    bar = tqdm(total=7+len(others)+2*len(whole), leave=False)
-    def look(*ways, watch=noop):
-        for o in ways:
-            bar.set_description(o.name)
-            if not o.failed: visit(o, make, fit, n_epochs, times_s, watch)
-            bar.update()
-    def warm_up(way, **kwargs): # kernels are loaded when a process first needs them
-        look(way, **kwargs)
-        seen, way.visits = way.visits, []
-        return seen
-    with bar:
-        [seen] = warm_up(stock, watch=lambda twin: clocks.append(Clocks(twin)))
-        look(stock, limit, limit, stock)
-        for o in _to_try(stock, limit, others):
-            if o in whole: warm_up(o)
-            look(o)
-        look(*whole[::-1])
-        look(*filter(None, [Gain(None, None, None, ways).best, stock]))
-    return ways, clocks[0].epoch_table(seen, stock.visits[-1][-1])
+def _measure(twins, ways, look)->pd.DataFrame: # `Clocks.epoch_table`
+    "Let twins try the ways"
+    clocked = Way('with clocks', Clocks)
+    fast = [o for o in ways if o.how==APPLY and not o.is_of_data]
+    clocks = visit(clocked, twins, look)
+    bar = tqdm(_plan(ways, fast), total=4+len(ways)+2*len(fast), leave=False)
+    for o in bar:
+        bar.set_description(o.name)
+        if not o.failed: visit(o, twins, look)
+    return clocks.epoch_table(*clocked.visits, ways[0].visits[-1][-1])
+
+# %% ../../nbs/show/10_gain.ipynb #d2d15b47
+def _about(learn): # what remedies ask for
+    dl, cbs = learn.dls.train, learn.cbs
+    return dict(device=device_of(learn).type, n_workers=n_workers_of(dl), n_cores=n_cores(),
+                precision='fp16' if any(isinstance(o, MixedPrecision) for o in cbs) else None,
+                fused=any(map(is_of_speed_up, cbs)),
+                pin_memory=getattr(getattr(dl, 'fake_l', dl), 'pin_memory', False))
 
 # %% ../../nbs/show/10_gain.ipynb #43a2975c
 def gain(
@@ -276,17 +269,16 @@ def gain(
                 'a fastai `Learner`, or a function that returns one')
     check_whole('epochs', epochs, 1)
     check_fit(fit)
-    make = Twins(learn)
+    twins = Twins(learn)
     gc.freeze() # else each visit's collection of garbage takes a second
     try:
-        with states_kept(own):
-            dl = (twin := make()).dls.train
-            check_batches(dl)
-            ways, now = _measure(make, twin, fit, epochs)
-            mixed = any(isinstance(o, MixedPrecision) for o in twin.cbs)
-            about = dict(device=device_of(twin).type, n_workers=n_workers_of(dl),
-                         precision='fp16' if mixed else None,
-                         fused=any(map(is_of_speed_up, twin.cbs)),
-                         pin_memory=getattr(getattr(dl, 'fake_l', dl), 'pin_memory', False))
-            return Gain(make, own, fit, ways, now, item_costs(dl), batch_costs(dl), about)
+        with twins.one() as twin:
+            check_batches(twin.dls.train)
+            ways, about = find_ways(twin), _about(twin)
+        first_s, later_s = TIMES_S[about['device']]
+        look = partial(glance, fit=fit, n_epochs=epochs, first_s=first_s, later_s=later_s)
+        now = _measure(twins, ways, look)
+        with twins.one() as twin:
+            costs = dict(item=item_costs(twin.dls.train), batch=batch_costs(twin.dls.train))
+        return Gain(twins, own, fit, ways, now, costs, about)
     finally: gc.unfreeze()

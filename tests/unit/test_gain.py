@@ -22,7 +22,8 @@ import gpubench.show.gain
 from gpubench import gain
 from gpubench.data.loaders import get_dls
 from gpubench.data.made import draw_birds
-from gpubench.run.ways import FitTimes, PartTimes, Way, decode_once, find_ways, glance, visit
+from gpubench.run.twins import Twins
+from gpubench.run.ways import APPLY, FitTimes, PartTimes, Way, decode_once, find_ways, glance, visit
 from gpubench.show.gain import Gain, pooled
 from gpubench.step.fast import speed_up
 
@@ -120,7 +121,7 @@ def test_loaders_that_it_does_not_know(loader, untried, monkeypatch):
 def test_of_a_learner_that_is_fast_already():
     learn = synth_learner()
     speed_up(learn)
-    assert [o.kind for o in find_ways(learn)]==['stock', 'limit', 'hand']
+    assert [o.name for o in find_ways(learn)]==['as it is', 'no wait for images', 'batch 32 instead of 16']
     found = gain(learn, 1, 'fit')
     assert 'speed_up' not in found.headline() and found.apply() is None
 
@@ -135,44 +136,45 @@ def test_on_a_gpu_speed_up_is_tried_with_and_without_bf16():
 def test_workers_end_with_their_glance():
     from multiprocessing import active_children
     before = {*active_children()}
-    [found] = glance(small_cnn(photos(n_workers=2)), 'fit', 2, .01, .01)
+    learn = small_cnn(photos(n_workers=2))
+    with learn.no_bar(), learn.no_logging(): [found] = glance(learn, 'fit', 2, .01, .01)
     assert [o.n_batches for o in found.train]==[8, 8] and {*active_children()}==before
 
 def test_a_later_epoch_of_decoded_images_is_a_whole_one():
     "It trains the images that the first one has decoded, and predicts all"
     learn = small_cnn(photos([slow_tfm]))
     decode_once(learn)
-    [found] = glance(learn, 'fit', 3, .3, 5.)
+    with learn.no_bar(), learn.no_logging(): [found] = glance(learn, 'fit', 3, .3, 5.)
     learn.feed.release()
     later = found.train[1]
     assert later.n_seen<later.n_batches==8 and found.decodes_once and later.seconds()>later.seen_s
 
 # ---- made ones
 
-def made_way(name, kind, *times_s, change=noop, **kwargs): # fits of 5 epochs, whose first takes twice as long
+def made_way(name, how, *times_s, change=noop, **kwargs): # fits of 5 epochs, whose first takes twice as long
     visits = [[FitTimes(5, [PartTimes(100, 100, o), PartTimes(100, 100, o/2)])] for o in times_s]
-    return Way(name, change, kind, visits=visits, **kwargs)
+    return Way(name, change, how, visits=visits, **kwargs)
 
 NOW = pd.DataFrame(dict(what=['wait for data', 'forward', '  of it in LogCallback'], s=[1., 3., .4], share=[.25, .75, .1]))
-def made_gain(*ways, learn=None): return Gain(lambda: synth_learner(), learn, 'fit', [made_way('as it is', 'stock', 4., 4.4), *ways], NOW, {}, {}, dict(device='cpu', n_workers=0))
+def made_gain(*ways, learn=None): return Gain(Twins(synth_learner), learn, 'fit', [made_way('as it is', '', 4., 4.4), *ways], NOW, {}, dict(device='cpu', n_workers=0, n_cores=2))
 
 def test_images_in_memory_need_neither_workers_nor_decoding(monkeypatch):
     monkeypatch.setattr('gpubench.run.ways.n_cores', lambda: 8)
-    def about_data(dls): return [o.name for o in find_ways(small_cnn(dls)) if o.about=='data']
+    def about_data(dls): return [o.name for o in find_ways(small_cnn(dls)) if o.is_of_data]
     assert about_data(photos())==['8 workers instead of 0', 'images decoded once']
     assert not about_data(get_dls('digits', max_images=64, bs=8, loader='resident', device='cpu'))
 
 def test_a_change_that_fails_is_a_row_of_the_table():
     def change(twin): raise ValueError('no')
-    failed = made_way('speed_up(learn)', 'all', change=change)
-    visit(failed, synth_learner, 'fit', 1, (.1, .1))
+    failed = made_way('speed_up(learn)', APPLY, change=change)
+    visit(failed, Twins(synth_learner), glance)
     found = made_gain(failed)
     assert "speed_up wasn't tried" in found.headline() and found.failed=={'speed_up(learn)': "It couldn't be tried: ValueError: no"}
     assert found.to_df().how.tolist()[-1]==failed.failed and np.isnan(pooled(found.ways[1:])[0])
 
 def test_apply_does_what_is_said_to_bring_most():
-    once = made_way('images decoded once', 'part', 1., change=decode_once)
-    found = made_gain(once, made_way('speed_up(learn)', 'all', 3., 4.), learn=synth_learner())
+    once = made_way('images decoded once', APPLY, 1., change=decode_once)
+    found = made_gain(once, made_way('speed_up(learn)', APPLY, 3., 4.), learn=synth_learner())
     assert '`apply()` (images decoded once)' in found.headline() and 'at least' in found.headline()
     assert [*found.to_df().how]==['', 'apply()', '']
     assert [o['part'] for o in found.apply().rows]==['images']
@@ -181,11 +183,11 @@ def test_what_takes_most_of_an_epoch_is_named():
     assert made_gain().reason().startswith('75% of an epoch is the network (3 s).')
     found = made_gain()
     found.now = NOW.assign(s=[4., 1., .4])
-    found.items = {'Resize': 2., 'ToTensor': 1.}
+    found.costs = dict(item={'Resize': 2., 'ToTensor': 1.})
     assert 'is waiting for data, without workers (4 s; Resize takes 2 ms for each item). ' in found.reason()
     found.now = NOW.assign(s=[1., 3., 2.9], share=[.25, .75, .7])
     assert found.reason()=='70% of an epoch goes to LogCallback.'
     found.now = pd.DataFrame(dict(what=['forward', 'validation'], s=[1., 3.], share=[.25, .75]))
     assert found.reason().startswith('75% of an epoch is validation. ')
-    refused = made_way('speed_up(learn)', 'all', 4., 4.4, refused={'CUDA graph': 'A reason.'})
+    refused = made_way('speed_up(learn)', APPLY, 4., 4.4, refused={'CUDA graph': 'A reason.'})
     assert made_gain(refused).reason().startswith('A reason. ')

@@ -28,27 +28,27 @@ def quiet(f, learn, *args, **kwargs):
 
 def checked(profile, n_steps=20):
     df = idle_table(profile)
-    assert df.what.iloc[-1]=='step' and len(profile.of('step'))==n_steps and (df.ms>=0).all()
+    assert df.what.iloc[-1]=='step' and len(profile.steps)==n_steps and (df.ms>=0).all()
     assert df.ms[:-1].sum()==pytest.approx(df.ms.iloc[-1]) and df.step_frac[:-1].sum()==pytest.approx(1)
     return df.set_index('what')
 
 # ---- made profiles: steps of 1000 µs
 
-def step(i=0): return Span('step', f'step {i}', 1000.*i, 1000.*(i+1))
+def step(i=0): return Span('step', 1000.*i, 1000.*(i+1))
 
 def test_a_gap_belongs_to_what_the_loop_does_when_it_begins():
     def gap(*loop): # from 300 to 700 µs
-        work = [Span('device', 'gemm', 0., 300.), Span('device', 'gemm', 100., 200.), Span('device', 'gemm', 700., 1000.)]
-        return checked(Profile([step(), *work, *loop], True), 1).ms.drop(['device busy', 'step']).to_dict()
-    assert gap(Span('phase', 'wait', 290., 680.), Span('phase', 'forward', 680., 900.))=={'wait': .4}
-    assert gap(Span('phase', 'loss', 200., 400.), Span('callback', 'SlowCallback', 250., 350.))=={'SlowCallback': .4}
-    assert gap(Span('phase', 'loss', 310., 700.))=={'between phases': .4}
+        work = [Span('gemm', 0., 300.), Span('gemm', 100., 200.), Span('gemm', 700., 1000.)]
+        return checked(Profile([step()], loop, work), 1).ms.drop(['device busy', 'step']).to_dict()
+    assert gap(Span('wait', 290., 680.), Span('forward', 680., 900.))=={'wait': .4}
+    assert gap(Span('loss', 200., 400.), Span('SlowCallback', 250., 350.))=={'SlowCallback': .4}
+    assert gap(Span('loss', 310., 700.))=={'between phases': .4}
 
 def test_steps_apart_and_work_beyond_them():
     "A validation between two steps is part of neither"
-    spans = [step(0), step(5), Span('device', 'early', -500., 100.), Span('device', 'valid', 2000., 3000.), Span('device', 'last', 5990., 6500.)]
-    assert checked(Profile(spans, True), 2).ms['device busy']==pytest.approx((.1+.01)/2)
-    assert checked(Profile([step(), Span('device', 'a', 0., 490.), Span('device', 'b', 500., 1000.)], True), 1).ms['short gaps']==pytest.approx(.01)
+    work = [Span('early', -500., 100.), Span('valid', 2000., 3000.), Span('last', 5990., 6500.)]
+    assert checked(Profile([step(0), step(5)], [], work), 2).ms['device busy']==pytest.approx((.1+.01)/2)
+    assert checked(Profile([step()], [], [Span('a', 0., 490.), Span('b', 500., 1000.)]), 1).ms['short gaps']==pytest.approx(.01)
 
 # ---- real ones on a CPU
 
@@ -152,7 +152,7 @@ def test_a_graphed_step_shows_no_false_idle(loader):
     learn = Learner(dls, model, CrossEntropyLossFlat())
     speed_up(learn, compile=False)
     profile = quiet(profile_steps, learn, 20, 10)
-    assert checked(profile).index[0]=='device busy' and 'graph' in {o.name for o in profile.of('phase')}
+    assert checked(profile).index[0]=='device busy' and 'graph' in {o.name for o in profile.loop}
 
 @needs_gpu
 def test_memory_of_a_gpu():

@@ -27,7 +27,7 @@ from fastcore.foundation import L
 from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 
-from gpubench.run.twins import Twins, copy_training, states_kept
+from gpubench.run.twins import Twins, copy_training
 from gpubench.step.fast import speed_up
 
 # ---- what Learners are made of
@@ -157,13 +157,14 @@ def test_a_copy_trains_alike_and_leaves_the_original_alone(name, tmp_path):
     learn.path.mkdir()
     happen(learn)
     before, files, cbs, names = state(learn), files_in(tmp_path/'own'), [*learn.cbs], [*vars(learn)]
-    twin, left_out = copy_training(learn, tmp_path/'copy')
-    assert not left_out and equal(state(twin), before)
+    twins = Twins(learn)
+    twin = twins.new()
+    assert not twins.left_out and equal(state(twin), before)
     trained(twin, seed=3)
     assert equal(state(learn), before) and files_in(tmp_path/'own')==files
     assert ([*learn.cbs], [*vars(learn)])==(cbs, names)
     end_workers(twin)
-    twin, _ = copy_training(learn, tmp_path/'copy')
+    twin = twins.new()
     weights, values = trained(twin)
     right, right_values = trained(learn)
     assert equal(weights, right) and values==right_values
@@ -181,44 +182,44 @@ def test_callbacks_that_cannot_be_copied_are_named(tmp_path):
     kinds = [type(f'{o}Callback', (HoldsCallback,), {}) for o in ('File', 'Closed', 'Lock', 'Service')]
     kinds[3].__module__ = 'fastai.callback.wandb'
     learn = learner(cbs=[k(o) for k,o in zip(kinds, [*files, threading.Lock(), None])])
-    twin, left_out = copy_training(learn, tmp_path/'copy')
+    twin, left_out = copy_training(learn)
     assert [*left_out]==['FileCallback', 'LockCallback', 'ServiceCallback']
     assert [o.name for o in twin.cbs if isinstance(o, HoldsCallback)]==['closed'] and not hasattr(twin, 'file')
     fit(twin)
 
 @pytest.mark.parametrize('part', ['model', 'loss_func', 'dls'])
-def test_a_part_that_cannot_be_copied_is_named(part, tmp_path):
+def test_a_part_that_cannot_be_copied_is_named(part):
     learn = learner(loss_func=ObjectLoss(None))
     def f(): return len('')
     getattr(learn, part).own_lock = threading.Lock()
-    with pytest.raises(RuntimeError, match=f"can't be copied because of learn.{part} "): copy_training(learn, tmp_path)
+    with pytest.raises(RuntimeError, match=f"can't be copied because of learn.{part} "): copy_training(learn)
     computed = torch.ones(1, requires_grad=True)*2
     assert copy.deepcopy(f) is f                        # `deepcopy` is itself again
     with pytest.raises(RuntimeError, match='graph leaves'): copy.deepcopy(computed)
 
-def test_too_little_memory_is_an_error_of_its_own(tmp_path):
+def test_too_little_memory_is_an_error_of_its_own():
     class Large:
         def __deepcopy__(self, memo): raise torch.OutOfMemoryError('CUDA out of memory.')
     learn = learner(loss_func=ObjectLoss(Large()))
-    with pytest.raises(torch.OutOfMemoryError): copy_training(learn, tmp_path)
+    with pytest.raises(torch.OutOfMemoryError): copy_training(learn)
 
 # ---- twins
 
 def test_twins_save_into_a_folder_that_goes_with_them(tmp_path):
     for source in (learner(cbs=SaveModelCallback(), path=tmp_path), lambda: learner(cbs=SavesCallback(), path=tmp_path)):
         make = Twins(source)
-        twin = fit(make())
+        twin = fit(make.new())
         twin.save('weights')
         assert (twin.path/'models'/'weights.pth').exists() and not [*tmp_path.iterdir()]
         del make
         assert not twin.path.exists()
 
-def test_a_loss_that_names_the_network_leaves_its_gradients(tmp_path):
+def test_a_loss_that_names_the_network_leaves_its_gradients():
     "As in a notebook, whose functions find its variables; twins share them"
     model = net()
     learn = learner(model, loss_func=lambda pred, y: F.cross_entropy(pred, y)+penalty_of(globals()['named']))
     globals()['named'] = model
     fit(learn)
     grads = [(o.grad, o.grad.clone()) for o in model.parameters()]
-    with states_kept(learn): fit(copy_training(learn, tmp_path)[0])
+    with Twins(learn).one() as twin: twin.fit(1)
     assert all(p.grad is grad and p.grad.equal(was) for p,(grad,was) in zip(model.parameters(), grads))
