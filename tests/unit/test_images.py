@@ -197,7 +197,7 @@ def test_drawing_transforms(files, name):
     dl = make().train
     dl.before_iter()
     stages, differs = ItemStages(dl), []
-    for i,(paths,_) in enumerate(stages.rows(range(8))):
+    for i,paths,_ in stages.rows(range(8)):
         random.seed(i)
         theirs, images = dl.do_item(i), stages.recipe.finish(stages.recipe.decode(paths), i)
         for x,image in zip(theirs, images):
@@ -547,7 +547,7 @@ def test_workers_start_late_and_end_with_the_learner(files):
     assert wait_for(again)
 
 
-def workers(feed): return [*feed.pool.loader._iterator._workers]
+def workers(feed): return [*feed.pool.workers._workers]
 def n_decoded(feed): return sum(o.n_decoded for o in feed.pool.sets.values())
 def same_again(learn, feed, n_done=4):
     "Another fit has the batches of stock fastai"
