@@ -125,7 +125,7 @@ class Recipe:
 
 # %% ../../nbs/data/06_item_tfms.ipynb #itfm0115
 @patch
-def decode(self:Recipe, sources): # An array of each, (h, w, channels) uint8
+def decode(self:Recipe, sources): # An array of each, (h, w[, channels]) uint8
     "Open an item's images and do what is the same each time"
     arrays = [_decoded_jpeg(cls, o) for cls,o in zip(self.classes, sources)]
     if self.fixed or any(o is None for o in arrays):
@@ -133,8 +133,7 @@ def decode(self:Recipe, sources): # An array of each, (h, w, channels) uint8
         images = tuple(map(_open, self.classes, found))
         for o in self.fixed: images = o(images, split_idx=self.split_idx)
         arrays = [*map(np.array, images)]
-    if self.crop_size: arrays = [reduced(o, self.crop_size) for o in arrays]
-    return [*map(np.atleast_3d, arrays)]
+    return [reduced(o, self.crop_size) for o in arrays] if self.crop_size else arrays
 
 # %% ../../nbs/data/06_item_tfms.ipynb #a39e0ace
 @patch
@@ -178,5 +177,6 @@ def put(self:KeptImages, i, stamp, arrays):
         if ends[-1]>len(self.memory): return
         self.counts[0] = ends[-1]
     for end,o in zip(ends, arrays): self.memory[end-o.nbytes:end] = o.reshape(-1)
-    entries = [(stamp, end-o.nbytes, *o.shape) for end,o in zip(ends, arrays)]
+    shapes = [np.atleast_3d(o).shape for o in arrays]
+    entries = [(stamp, end-o.nbytes, *shape) for end,o,shape in zip(ends, arrays, shapes)]
     with self.lock: self.table[i] = entries

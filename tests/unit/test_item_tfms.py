@@ -24,7 +24,7 @@ def outcome(f):
 
 
 def check_same(path, cls=PILImage):
-    theirs, ours = outcome(lambda: cls.create(path)), outcome(lambda: Recipe([cls], [], 0).decode([path])[0].squeeze())
+    theirs, ours = outcome(lambda: cls.create(path)), outcome(lambda: Recipe([cls], [], 0).decode([path])[0])
     assert type(theirs) is type(ours) and np.array_equal(theirs, ours)
 
 
