@@ -22,18 +22,17 @@ from functools import cache, cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
 import numpy as np
-import pandas as pd
 import torch
 from fastai.callback.core import Callback
 from fastai.data.core import Datasets, TfmdDL, TfmdLists
 from fastai.data.load import DataLoader, SkipItemException
-from fastai.imports import noop as fastai_noop
+from fastai.imports import noop
 from fastai.torch_basics import Pipeline, Transform, compose_tfms
 from fastai.torch_core import TensorCategory, TensorMultiCategory, to_device
 from fastai.vision import core as vision
 from fastai.vision.augment import FlipItem
 from fastai.vision.core import ToTensor
-from fastcore.basics import noop, patch
+from fastcore.basics import patch
 from fastcore.foundation import L
 from torch.utils.data import DataLoader as TorchDataLoader
 from .batch_tfms import (
@@ -64,7 +63,7 @@ class _Column:
     "An image from a file, or a value such as a label"
     def __init__(self, tl):
         self.tl, self.split_idx = tl, tl.tfms.split_idx
-        fs = [o for o in tl.tfms.fs if {*functions_of(o)}!={fastai_noop}]
+        fs = [o for o in tl.tfms.fs if {*functions_of(o)}!={noop}]
         self.image_class = _image_class(fs[-1]) if fs else None
         self.tfms = fs[:-1] if self.image_class else fs
         if self.image_class: self.kind = self.image_class._tensor_cls
@@ -75,7 +74,7 @@ class _Column:
         "What decides over the values, if they are fastai's functions' and items run no code"
         items = self.tl.items
         with suppress(Exception): # of what can't be pickled, such as a function that calls an object
-            is_plain = type(items) is pd.DataFrame or {*map(type, items)}<={str, type(Path())}
+            is_plain = hasattr(items, 'iloc') or {*map(type, items)}<={str, type(Path())}
             if self.tfms and is_plain and all(map(is_untouched, self.tfms)):
                 return hash(pickle.dumps((items, self.tfms, self.split_idx, self.image_class)))
 
@@ -144,7 +143,8 @@ def rows(self:ItemStages, positions): # (position, paths, other values) of each 
 @patch
 def in_order(self:ItemStages, images, values): # A tuple, in the order of the columns
     images, values = iter(images), iter(values)
-    return tuple(next(images if o.image_class else values) for o in self.columns)
+    found = (next(images if o.image_class else values) for o in self.columns)
+    return tuple(o.as_subclass(t) for o,t in zip(found, self.types))
 
 # %% ../../nbs/data/07_images.ipynb #imgs0018
 _LOADING = ('create_batches create_item create_batch do_batch do_item sample chunkify retain '
@@ -420,7 +420,6 @@ def on_host(self:FeedDL):
     dl, on_gpu = self.dl, self.device.type=='cuda'
     order = list(dl.get_idxs())
     seed = int(torch.empty((), dtype=torch.int64).random_()) # as PyTorch's loaders draw theirs
-    kinds = [o.kind for o in self.stages.columns if o.image_class]
     args = self.images, dl, order, seed, self.then
     for rows,images in self.pool.batches(*args, meanwhile=self.meanwhile):
         values = [o for *_,o in rows]
@@ -428,7 +427,7 @@ def on_host(self:FeedDL):
         if on_gpu:
             self.images.rooms.pin()
             values = [o.pin_memory() for o in values]
-        yield self.stages.in_order(map(torch.Tensor.as_subclass, images, kinds), values)
+        yield self.stages.in_order(images, values)
 
 # %% ../../nbs/data/07_images.ipynb #imgs0031
 MAX_WORKERS = 16
