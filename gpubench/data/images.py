@@ -73,7 +73,7 @@ class _Column:
     def _state(self): # None: it isn't known
         "What decides over the values, if they are fastai's functions' and items run no code"
         items = self.tl.items
-        with suppress(Exception): # of what can't be pickled, such as a function that calls an object
+        with suppress(Exception): # of what can't be pickled, such as a lambda
             is_plain = hasattr(items, 'iloc') or {*map(type, items)}<={str, type(Path())}
             if self.tfms and is_plain and all(map(is_untouched, self.tfms)):
                 return hash(pickle.dumps((items, self.tfms, self.split_idx, self.image_class)))
@@ -219,7 +219,8 @@ def prepare(self:ImageSet, paths, n_workers): # `paths` of an item
 def fill(self:ImageSet, room, first, seed, items, is_last): # `is_last`: what is returned
     "In a worker: write items' images into a room, from the row `first` on"
     for j,(i,sources) in enumerate(items):
-        for image,view in zip(self.recipe.finish(self.arrays(i, sources), seed+j), self.rooms.views):
+        images = self.recipe.finish(self.arrays(i, sources), seed+j)
+        for image,view in zip(images, self.rooms.views):
             if image.shape!=view.shape[2:]: raise InputError(
                 f"Images have sizes {view.shape[-2:]} and {image.shape[-2:]} (height, width), "
                 "so they fit into no batch. Give `item_tfms=Resize(…)` to the loaders.")
