@@ -148,6 +148,7 @@ KINDS = dict(
                                       block=dict(n_inp=2, getters=[lambda o: o, lambda o: files[-1-files.index(o)], label])),
     no_label=partial(make_dls, blocks=(ImageBlock,), get_y=None),
     mixed_numbers=partial(make_dls, blocks=(ImageBlock, None), get_y=lambda f: number(f)/2 if number(f)%2 else int(number(f)/2)),
+    arrays=partial(make_dls, block=dict(get_x=lambda f: np.array(Image.open(f)))),
     weighted=lambda files, **kwargs: make_dls(files, kind='weighted_dataloaders', wgts=np.arange(N), **kwargs),
 )
 @pytest.mark.parametrize('kind', KINDS)
@@ -197,7 +198,7 @@ def test_drawing_transforms(files, name):
     dl = make().train
     dl.before_iter()
     stages, differs = ItemStages(dl), []
-    for i,(paths,_) in enumerate(stages.rows(range(8))):
+    for i,paths,_ in stages.rows(range(8)):
         random.seed(i)
         theirs, images = dl.do_item(i), stages.recipe.finish(stages.recipe.decode(paths), i)
         for x,image in zip(theirs, images):
@@ -547,7 +548,7 @@ def test_workers_start_late_and_end_with_the_learner(files):
     assert wait_for(again)
 
 
-def workers(feed): return [*feed.pool.loader._iterator._workers]
+def workers(feed): return [*feed.pool.workers._workers]
 def n_decoded(feed): return sum(o.n_decoded for o in feed.pool.sets.values())
 def same_again(learn, feed, n_done=4):
     "Another fit has the batches of stock fastai"
