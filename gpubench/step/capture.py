@@ -299,7 +299,7 @@ class Step:
         self.mix, loss_func = None, self.loss_func
         for cb in (o for o in parts.values() if isinstance(o, MixHandler)):
             alpha = torch.stack([cb.distrib.concentration1, cb.distrib.concentration0])
-            self.mix = partial(mix, cb, alpha.to(input.at.device))
+            self.mix = partial(mix, cb, alpha.to(input.at.device, torch.float32))
             if cb.stack_y: loss_func = cb.old_lf
         self.holders = self.model, loss_func                   # of state
         self.net = self._net

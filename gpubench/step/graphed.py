@@ -387,6 +387,7 @@ def replay_rest(self:EpochOfRows, step, i, n):
         for o in of_kind(learn.cbs, ProgressCallback): o('after_batch')
     recorder.read()
     self.at.fill_(i)
+    self.owner.way.current = step
     try:
         while last<n:
             first, last = last, min(n, last+min(_N_AT_ONCE, last-i+1))  # soon after the first

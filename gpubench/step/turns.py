@@ -76,9 +76,9 @@ def strangers(
         kind = type(cb)
         def methods(events):
             return filter(None, (vars(cb).get(o) or getattr(kind, o, None) for o in events))
-        if type(getattr(cb, 'distrib', None)) not in (type(None), Beta): return False
-        if kind in ROLES: return all(map(is_stock, methods((*BATCH_EVENTS, *EPOCH_EVENTS, 'before_fit'))))
-        return role_of(cb) and (is_stock(kind) or not any(methods(_WITHIN)))
+        if kind not in ROLES: return role_of(cb) and (is_stock(kind) or not any(methods(_WITHIN)))
+        is_fastais = all(map(is_stock, methods([*BATCH_EVENTS, *EPOCH_EVENTS, 'before_fit'])))
+        return is_fastais and type(vars(cb).get('distrib')) in (Beta, type(None))
     return [cb for cb in learn.cbs if acts(cb, events) and not is_known(cb)]
 
 # %% ../../nbs/step/03_turns.ipynb #d4f67505
@@ -111,20 +111,17 @@ def own_methods(learn)->list: # Names
         return not all(map(is_stock, filter(None, (getattr(type(learn), name), method))))
     return [o for o in _LOOP if is_own(o)]
 
-# %% ../../nbs/step/03_turns.ipynb #bc294968
-def _hooks_of(modules):
-    "fastai's hooks that modules hold themselves, as a U-Net's blocks do: they are a part of it"
-    held = [v for m in modules for v in vars(m).values()]
-    found = [h for v in held for h in (v if isinstance(v, Hooks) else [v])]
-    return {id(h) for h in found if type(h) is LayerHook and is_stock(h.hook_func)}
-
 # %% ../../nbs/step/03_turns.ipynb #a128d659
 def is_watched(model)->bool: # A module, or a loss function
-    "Does a hook of a layer, of a weight or of all modules run with it, other than its own?"
+    """Does a hook of a layer, of a weight or of all modules run with it?
+
+    Those of fastai's that its modules hold themselves, as a U-Net's blocks do, are a part of it."""
     modules = modules_in(model)
-    own = _hooks_of(modules)
-    for held in (vars(torch.nn.modules.module), *map(vars, modules)):
-        hooks = [v for k,v in held.items() if k.endswith('hooks') and isinstance(v, dict)]
+    held = [v for m in modules for v in vars(m).values()]
+    held = [h for v in held for h in (v if isinstance(v, Hooks) else [v])]
+    own = {id(h) for h in held if type(h) is LayerHook and is_stock(h.hook_func)}
+    for o in (torch.nn.modules.module, *modules):
+        hooks = [v for k,v in vars(o).items() if k.endswith('hooks') and isinstance(v, dict)]
         if any(id(getattr(h, '__self__', None)) not in own for o in hooks for h in o.values()):
             return True
     weights = [p for o in modules for p in o._parameters.values() if p is not None]
