@@ -9,14 +9,12 @@ __all__ = ['CUDACapture', 'TapeCapture', 'why_failed', 'Step']
 import gc
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, SimpleNamespace
 import torch
 from fastai.callback.core import Callback
 from fastai.callback.fp16 import AMPMode, MixedPrecision
-from fastai.callback.mixup import CutMix, MixUp, reduce_loss
+from fastai.callback.mixup import CutMix, MixHandler
 from fastai.callback.training import GradientAccumulation, GradientClip
-from fastai.layers import NoneReduce
-from fastai.losses import BaseLoss
 from fastai.torch_core import find_bs, to_float
 from fastcore.basics import patch
 from torch._C._distributed_c10d import Work
@@ -33,31 +31,7 @@ def capture_stream(device):
     return torch.cuda.Stream(device)
 
 # %% ../../nbs/step/02_capture.ipynb #3209add2
-class _Pool:
-    def _make_pool(self):
-        "With cuBLAS's workspace in it, too: other compiled code frees the shared one"
-        free, total = torch.cuda.mem_get_info(self.device)
-        most = torch.cuda.get_per_process_memory_fraction(self.device)*total
-        is_scarce = min(free, most-torch.cuda.memory_reserved(self.device))<most/2
-        if is_scarce: free_memory()                                # it takes a quarter of a second
-        torch._C._cuda_clearCublasWorkspaces()
-        self.pool, self.anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-        x = torch.zeros(1, device=self.device)
-        with torch.cuda.stream(self.stream):
-            self.anchor.capture_begin(pool=self.pool, capture_error_mode='thread_local')
-            x.add_(1)
-            self.anchor.capture_end()
-    def _abandon(self, graph, generator, kept):
-        "Leave a capture that failed"
-        try: graph.capture_end()
-        except RuntimeError:
-            with suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(self.stream.device.index, self.pool)
-        generator.graphsafe_set_state(kept)
-        self.release()
-
-# %% ../../nbs/step/02_capture.ipynb #38827780
-class CUDACapture(_Pool):
+class CUDACapture:
     "Records what a function launches on a GPU"
     draws_on_cpu = False   # are random numbers that PyTorch draws on a CPU fresh in each replay?
     def __init__(self, device):
@@ -97,43 +71,57 @@ class CUDACapture(_Pool):
             if was_on: gc.enable()
         return graph.replay, out
 
+# %% ../../nbs/step/02_capture.ipynb #38827780
+@patch
+def _make_pool(self:CUDACapture):
+    "With cuBLAS's workspace in it, too: other compiled code frees the shared one"
+    free, total = torch.cuda.mem_get_info(self.device)
+    most = torch.cuda.get_per_process_memory_fraction(self.device)*total
+    is_scarce = min(free, most-torch.cuda.memory_reserved(self.device))<most/2
+    if is_scarce: free_memory()                                # it takes a quarter of a second
+    torch._C._cuda_clearCublasWorkspaces()
+    self.pool, self.anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    x = torch.zeros(1, device=self.device)
+    with torch.cuda.stream(self.stream):
+        self.anchor.capture_begin(pool=self.pool, capture_error_mode='thread_local')
+        x.add_(1)
+        self.anchor.capture_end()
+
+@patch
+def _abandon(self:CUDACapture, graph, generator, kept):
+    "Leave a capture that failed"
+    try: graph.capture_end()
+    except RuntimeError:
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self.stream.device.index, self.pool)
+    generator.graphsafe_set_state(kept)
+    self.release()
+
 # %% ../../nbs/step/02_capture.ipynb #4530f113
-def _tensors_in(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
-def _memory_of(o): return o.untyped_storage().data_ptr()
+def _memory_in(o): # address -> storage
+    memory = [t.untyped_storage() for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
+    return {o.data_ptr(): o for o in memory}
 
 class HostRead(RuntimeError): pass
-
-# %% ../../nbs/step/02_capture.ipynb #ebb76de4
-def _written(func, args, kwargs): # what it changes
-    name = func.__name__
-    is_norm = 'batch_norm' in name and 'backward' not in name              # declares nothing
-    declared = func._schema.arguments
-    written = {o.name for o in declared if is_norm or o.alias_info and o.alias_info.is_write}
-    named = {**dict(zip((o.name for o in declared), args)), **kwargs}
-    return [v for k,v in named.items() if k in written]
 
 # %% ../../nbs/step/02_capture.ipynb #ff475565
 class _Tape(TorchDispatchMode):
     "Records operations"
     def __init__(self):
         super().__init__()
-        self.calls, self.before, self.made = [], {}, set()
+        self.calls, self.found, self.made = [], {}, set()         # `found`: memory, and a copy
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._local_scalar_dense.default: raise HostRead(
             'A value was read on the host (by .item(), or a branch on a tensor), '
             'which a graph cannot repeat.')
         kwargs = kwargs or {}
-        for arg in _written(func, args, kwargs): self._keep(arg)
+        for k,memory in _memory_in((args, kwargs)).items():
+            if k not in self.made and k not in self.found: self.found[k] = memory, memory.clone()
         out = func(*args, **kwargs)
         self.calls.append((func, args, kwargs, out))
-        is_new = not any(r.alias_info for r in func._schema.returns)
-        self.made |= {_memory_of(o) for o in _tensors_in(out) if is_new}
+        self.made |= _memory_in(out).keys()-self.found.keys()
         return out
-    def _keep(self, arg): # as it was before the recording
-        for o in _tensors_in(arg):
-            if _memory_of(o) not in self.made:
-                self.before.setdefault((o.data_ptr(), o.shape), (o, o.detach().clone()))
     @torch.no_grad()
     def replay(self):
         for func,args,kwargs,out in self.calls:
@@ -160,8 +148,7 @@ class TapeCapture:
         try:
             with tape: out = step()
         finally:
-            with torch.no_grad():
-                for now,before in tape.before.values(): now.copy_(before)
+            for memory,before in tape.found.values(): memory.copy_(before)
             put_random()
         return tape.replay, out
 
@@ -177,24 +164,20 @@ def why_failed(e):
 def _as_it_was(o): return o
 
 class Hook:
-    "Stands in for a method of one Learner as long as a callback is in it"
-    def __init__(self, cb, name, func):
-        self.cb, self.name, self.func, self.before = cb, name, func, None
+    "Stands in for a method of one Learner until it is removed"
+    def __init__(self, learn, name, func):
+        self.learn, self.name, self.func, self.own = learn, name, func, vars(learn).get(name)
+        setattr(learn, name, self)
     def __call__(self): return self.func()
-    def install(self, learn):
-        self.before = vars(learn).get(self.name)
-        setattr(learn, self.name, self)
-    def remove(self, learn):
-        self.func = partial(self.inner, learn)   # for a training loop that has looked it up already
+    @property
+    def inner(self): # what it stands in for
+        return self.own or getattr(type(self.learn), self.name).__get__(self.learn)
+    def remove(self):
+        learn, self.func = self.learn, self.inner    # for a training loop that has looked it up already
         if vars(learn).get(self.name) is not self: return
-        if self.before is None: delattr(learn, self.name)
-        else: setattr(learn, self.name, self.before)
-    def inner(self, learn):
-        "Run what it stands in for"
-        return self.before() if self.before is not None else getattr(type(learn), self.name)(learn)
-    def __reduce__(self):
-        if self.before is not None: return _as_it_was, (self.before,)
-        return partial, (getattr(type(self.cb.learn), self.name), self.cb.learn)
+        if self.own: setattr(learn, self.name, self.own)
+        else: delattr(learn, self.name)
+    def __reduce__(self): return _as_it_was, (self.inner,)
 
 # %% ../../nbs/step/02_capture.ipynb #054de8dd
 class JoiningCallback(Callback):
@@ -212,9 +195,8 @@ class JoiningCallback(Callback):
     def __reduce__(self): return Callback, (), dict(learn=self.learn)
 
 # %% ../../nbs/step/02_capture.ipynb #mix00001
-def draw_weights(alpha, n, device):
-    "`n` draws of a symmetric beta distribution, on the device"
-    return torch._sample_dirichlet(torch.full((n, 2), alpha, device=device))[:, 0]
+def draw_weights(alpha, n, device): # `alpha`: the two concentrations of a beta distribution
+    return torch._sample_dirichlet(alpha.expand(n, 2))[:, 0]
 def draw_order(n, device): return torch.rand(n, device=device).argsort()
 def draw_below(n, device): return torch.randint(0, n, (1,), device=device)
 
@@ -241,45 +223,17 @@ def cut(xb, order, alpha): # the batch with boxes of others, and its own weight
     return (torch.where(inside, x[order], x), *rest), 1-((x2-x1)*(y2-y1))/float(w*h)
 
 # %% ../../nbs/step/02_capture.ipynb #d00d5107
-class Mix:
-    "What fastai's MixUp or CutMix does to a batch and to its loss, by draws on the device"
-    def __init__(self, cb):
-        self.mix = cut if type(cb) is CutMix else blend
-        self.alpha, self.stacks = float(cb.distrib.concentration1), cb.stack_y
-        self.loss_func = cb.old_lf if self.stacks else cb.learn.loss_func
-        self.reduction = getattr(self.loss_func, 'reduction', 'mean')
-        if self.stacks and not hasattr(self.loss_func, 'reduction'):
-            self.loss_func = partial(self.loss_func, reduction='none')
-
-    def __call__(self, xb, yb): # the batch with others in it, and (their targets, its own weights)
-        n, device = len(yb[0]), yb[0].device
-        order = draw_order(n, device)
-        others = tuple(o[order] for o in yb)
-        xb, weight = self.mix(xb, order, self.alpha)
-        if not self.stacks: yb = tuple(_lerp(a, b, weight, yb[0].ndim) for a,b in zip(others, yb))
-        return xb, yb, (others, weight)
-
-    def loss(self, loss_func, pred, yb, others, weight):
-        both = torch.lerp(loss_func(pred, *others), loss_func(pred, *yb), weight)
-        return reduce_loss(both, self.reduction)
+def mix(cb, alpha, xb, yb):
+    "What fastai's MixUp or CutMix makes of a batch"
+    order = draw_order(len(yb[0]), yb[0].device)
+    cb.yb1 = tuple(o[order] for o in yb)
+    xb, cb.lam = (cut if type(cb) is CutMix else blend)(xb, order, alpha)
+    if cb.stack_y: return xb, yb                           # the loss is mixed
+    return xb, tuple(_lerp(a, b, cb.lam, yb[0].ndim) for a,b in zip(cb.yb1, yb))
 
 # %% ../../nbs/step/02_capture.ipynb #c29ac540
 def _plain(o): return o.as_subclass(torch.Tensor)
 
-def _plain_loss(loss_func):
-    "A fastai loss without its tensor types"
-    if type(loss_func).__call__ is not BaseLoss.__call__: return loss_func
-    axis, flatten = loss_func.axis, loss_func.flatten
-    def loss(pred, y):
-        if axis!=-1: pred, y = (o.transpose(axis, -1).contiguous() for o in (pred, y))
-        if loss_func.floatify and y.dtype!=torch.float16: y = y.float()
-        if y.dtype in (torch.int8, torch.int16, torch.int32): y = y.long()
-        if not flatten: return loss_func.func(pred, y)
-        pred = pred.reshape(-1, pred.shape[-1]) if loss_func.is_2d else pred.reshape(-1)
-        return loss_func.func(pred, y.reshape(-1))
-    return loss
-
-# %% ../../nbs/step/02_capture.ipynb #14b4898a
 @lru_cache(64)
 def _code_for(func, *key): return func.__code__.replace()
 def _copied(method, *key):
@@ -300,156 +254,140 @@ def _search(is_on):
 
 # %% ../../nbs/step/02_capture.ipynb #4408968f
 def make_batch(dl, xb, yb):
-    "What a `FeedDL` makes of a batch that its batch transforms haven't seen yet"
+    "What a `FeedDL` makes of a batch that its batch transforms haven't seen yet; None: it's ready"
+    if dl is None: return xb, yb
     b = tuple(map(_plain, dl.make((*xb, *yb))))
     return b[:len(xb)], b[len(xb):]
 
 def network_batch(learn):
     "Before a step: the Learner's batch as its network gets it, also where the step transforms it"
     is_bare = getattr(learn.dl, 'is_bare', False)
-    return make_batch(learn.dl, learn.xb, learn.yb) if is_bare else (learn.xb, learn.yb)
+    return make_batch(learn.dl if is_bare else None, learn.xb, learn.yb)
 
 # %% ../../nbs/step/02_capture.ipynb #44961cba
-def is_fp16(cb): # A `MixedPrecision` or None
-    return cb is not None and AMPMode(cb.amp_mode)==AMPMode.FP16
-
-# %% ../../nbs/step/02_capture.ipynb #88fbc18f
-class _Parts:
-    def take_parts(self, learn, parts): # class -> callback
-        "What callbacks do in a step"
-        self.clip, cast = parts.get(GradientClip), parts.get(MixedPrecision)
-        self.dtype = cast and (torch.float16 if is_fp16(cast) else torch.bfloat16)
-        self.scaler = learn.scaler if is_fp16(cast) and learn.scaler.is_enabled() else None
-        device = self.yb[0].device
-        self.scale = self.scaler and torch.zeros((), device=device)   # of a step; 0: it was skipped
-        accumulation = parts.get(GradientAccumulation)
-        self.share = accumulation.n_acc/find_bs(self.yb) if accumulation else None
-        averages = [o.average for o in parts.values() if hasattr(type(o), 'average')]
-        self.average = averages[0] if averages else None
-        self.adds = self.share is not None  # to gradients that stay
-        self.mix = next((Mix(o) for k,o in parts.items() if k in (MixUp, CutMix)), None)
-        if self.mix: self.loss_func = self.mix.loss_func
-    def note(self, owner):
-        "Keep the scale of fp16's step, on the device"
-        if self.scaler: owner.scales.append(self.scale.clone())
+class Copied:
+    "A graph's own copy of a batch, to which it does the batch transforms of `fed`, a `FeedDL`"
+    n = 1                                              # rows of the update's tables
+    def __init__(self, xb, yb, fed=None):
+        self.xb, self.yb = (tuple(o.detach().clone() for o in b) for b in (xb, yb))
+        self.fed, self.at = fed, torch.zeros(1, dtype=torch.int64, device=yb[0].device)
+    def batch(self): return make_batch(self.fed, self.xb, self.yb)
+    def fill(self, learn): # Its row in the tables
+        for a,b in zip((*self.xb, *self.yb), (*learn.xb, *learn.yb)): a.copy_(b, non_blocking=True)
+        return 0
 
 # %% ../../nbs/step/02_capture.ipynb #6674ffc1
-class _Passes(_Parts):
-    def _forward(self, xb, yb, mixed=None):
-        pred = self.model(*xb)
-        if self.dtype: pred = to_float(pred)
-        loss_func = _plain_loss(self.loss_func) if self.compile else self.loss_func
-        loss = self.mix.loss(loss_func, pred, yb, *mixed) if mixed else loss_func(pred, *yb)
-        return tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred), loss
-    def backward(self, *batch):
+class Step:
+    "What trains batches that are alike: eagerly, as fastai does, or by a recording of that"
+    def __init__(self,
+        learn,         # A Learner with such a batch
+        input,         # What a graph reads, such as `Copied`
+        parts,         # Class -> callback of fastai's that is a part of the step
+        average=None,  # Averages the gradients of all devices
+        compile=False, # Compile the network?
+    ):
+        self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
+        self.input, self.average, self.compile = input, average, compile
+        self.recordings = {}                                   # by `is_last`
+        self.clip, cast = parts.get(GradientClip), parts.get(MixedPrecision)
+        is_fp16 = cast and AMPMode(cast.amp_mode)==AMPMode.FP16
+        self.dtype = cast and (torch.float16 if is_fp16 else torch.bfloat16)
+        self.scaler = learn.scaler if is_fp16 and learn.scaler.is_enabled() else None
+        self.scale = torch.zeros((), device=input.at.device)   # fp16's, of a step; 0: it was skipped
+        accumulation = parts.get(GradientAccumulation)         # adds to gradients that stay
+        self.share = accumulation.n_acc/find_bs(learn.yb) if accumulation else None
+        self.mix, loss_func = None, self.loss_func
+        for cb in (o for o in parts.values() if isinstance(o, MixHandler)):
+            alpha = torch.stack([cb.distrib.concentration1, cb.distrib.concentration0])
+            self.mix = partial(mix, cb, alpha.to(input.at.device, torch.float32))
+            if cb.stack_y: loss_func = cb.old_lf
+        self.holders = self.model, loss_func                   # of state
+        self.net = self._net
+        if not compile: return
+        copied = _copied(self._net, id(self.model), *(o.shape for o in (*learn.xb, *learn.yb)))
+        self.net = torch.compile(copied, fullgraph=True, dynamic=False)
+    def _net(self, *xb): return self.model(*xb)
+    def backward(self, xb, yb):
         "Both passes; prediction and loss without their history, and the batch if it is another"
-        if self.compile: batch = tree_map(_plain, batch)
-        if self.mix: *batch, mixed = self.mix(*batch)
-        made = [tuple(batch)]*self.changes_batch
-        stacks = self.mix is not None and self.mix.stacks
-        if stacks: batch.append(mixed)
-        autocast = torch.autocast('cuda', self.dtype) if self.dtype else nullcontext()
-        with autocast, NoneReduce(self.loss_func) if stacks else nullcontext():
-            pred, loss = self.forward(*batch)
+        if self.compile: xb, yb = tree_map(_plain, (xb, yb))
+        if self.mix: xb, yb = self.mix(xb, yb)
+        made = (xb, yb) if self.mix or self.input.fed else None
+        with torch.autocast('cuda', self.dtype) if self.dtype else nullcontext():
+            pred = self.net(*xb)
+            if self.dtype: pred = to_float(pred)
+            loss = self.loss_func(pred, *yb)
         whole = loss if self.share is None else loss/self.share
         (self.scaler.scale(whole) if self.scaler else whole).backward()
-        return pred, _plain(loss.detach()), *made
-    def finish_gradients(self, plan):
-        "Average them over all devices, take fp16's scale out of them, and clip them"
-        if self.average: self.average()
-        if self.scaler:
-            torch._amp_foreach_non_finite_check_and_unscale_(
-                [p.grad for p in plan.params], plan.skip, self.scaler._scale.double().reciprocal().float())
-        if not self.clip: return
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
-    def rescale(self, plan):
-        "Let fp16's scale grow or back off, as `GradScaler.update` does"
-        if not (s := self.scaler): return
-        self.scale.copy_(s._scale*(plan.skip==0))      # it is 1 if a gradient isn't finite
+        pred = tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred)
+        return pred, _plain(loss.detach()), made
+
+# %% ../../nbs/step/02_capture.ipynb #3fe3d61d
+@patch
+def finish(self:Step, plan, update):
+    "What follows the backward pass; `update` steps the optimizer"
+    if self.average: self.average()
+    try:
+        if s := self.scaler: torch._amp_foreach_non_finite_check_and_unscale_(
+            [p.grad for p in plan.params], plan.skip, s._scale.double().reciprocal().float())
+        if self.clip: torch.nn.utils.clip_grad_norm_(
+            self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
+        update()
+        if not s: return
+        self.scale.copy_(s._scale*(plan.skip==0))      # `skip` is 1 if a gradient isn't finite
         torch._amp_update_scale_(s._scale, s._growth_tracker, plan.skip, s._growth_factor,
                                  s._backoff_factor, s._growth_interval)
-        plan.skip.zero_()
+    finally:                                           # or an interrupt would skip later steps
+        if self.scaler: plan.skip.zero_()
 
-# %% ../../nbs/step/02_capture.ipynb #186f2c52
-class Step(_Passes):
-    "The training step for batches of one shape: its own copy of a batch, and what repeats it"
-    def __init__(self, owner): # A `GraphedStepCallback`
-        learn = owner.learn
-        self.xb, self.yb = (tuple(o.detach().clone() for o in b) for b in (learn.xb, learn.yb))
-        self.n_seen = 0
-        self.replays, self.tried = {}, set()       # by `is_last`; those that were compared
-        self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
-        self.compile = owner.compile
-        self.take_parts(learn, owner.built_in)
-        self.fed = owner.fed if owner.is_bare else None      # a `FeedDL`, whose transforms it does
-        self.changes_batch = self.mix is not None or self.fed is not None
-        self.forward = self._forward
-        if self.compile:
-            shapes = [o.shape for o in (*self.xb, *self.yb)]
-            copied = _copied(self._forward, id(self.model), *shapes)
-            self.forward = torch.compile(copied, fullgraph=True, dynamic=False)
-    def given(self, owner): # by this epoch's transforms, which may have changed since the capture
-        batch, self.fed = (owner.learn.xb, owner.learn.yb), self.fed and owner.fed
-        return make_batch(self.fed, *batch) if self.fed else batch
-    def find_batch(self): # A function, which keeps alive what a captured step reads
-        dl = self.fed
-        return lambda: make_batch(dl, self.xb, self.yb) if dl else (self.xb, self.yb)
-    def prepare(self, update, loss): "Allocate what the capture needs"
-    def eager(self, owner, is_last):
-        batch = self.given(owner)
-        with _search(self.compile): out = self.backward(*batch)
-        if not is_last: return out
-        plan = self.opt.plan()
-        self.finish_gradients(plan)
-        self.opt.step()
-        self.rescale(plan)
-        self.note(owner)
+# %% ../../nbs/step/02_capture.ipynb #a9d70949
+@patch
+def eager(self:Step, learn, is_last): # What `backward` returns
+    with _search(self.compile): out = self.backward(*make_batch(self.input.fed, learn.xb, learn.yb))
+    if is_last:
+        self.finish(self.opt.plan(), self.opt.step)
         self.opt.zero_grad()
-        return out
-    def __call__(self, owner, is_last):
-        "Train on the batch that `owner`'s Learner has, by a replay"
-        replay, out, plan, update, _ = self.replays[is_last]       # `_` is what the graph reads
-        for a,b in zip((*self.xb, *self.yb), (*owner.learn.xb, *owner.learn.yb)):
-            a.copy_(b, non_blocking=True)
-        if is_last: update.set([plan.numbers()])
-        replay()
-        if is_last: self.note(owner)
-        return out
+    return out
+
+@patch
+def __call__(self:Step, learn, is_last):
+    "Train on the batch that a Learner has by a replay"
+    o, row = self.recordings[is_last], self.input.fill(learn)
+    if is_last: o.update.set([o.update.plan.numbers()], row)
+    o.replay()
+    return o.out
 
 # %% ../../nbs/step/02_capture.ipynb #c8cc3b19
 @patch
-def capture(self:Step, is_last, capture, loss):
-    "Record the step"
-    plan, adds = self.opt.plan(), self.adds
+def record(self:Step, is_last, capture, loss): # A loss like those of the step
+    plan, adds = self.opt.plan(), self.share is not None
     before = [p.grad for p in plan.params]
     zeros = before if adds else [torch.zeros_like(o) for o in before]
-    update, batch = Update(plan, before), self.find_batch()
-    self.prepare(update, loss)
+    update, n = Update(plan, before), self.input.n
+    update.at, update.losses = self.input.at, update.numbers.new_zeros(n, dtype=loss.dtype)
+    update.numbers = update.numbers.new_zeros((n, *update.numbers.shape[1:]))
     def step():
         if not adds:
             for p in plan.params:
                 if p.requires_grad: p.grad = None
-        out = self.backward(*batch())
+        out = self.backward(*self.input.batch())
         for p,zero in zip(plan.params, zeros):
             if p.grad is None or not p.requires_grad: p.grad = zero
-        if not is_last: return out
-        self.finish_gradients(plan)
-        update.grads = [p.grad for p in plan.params]
-        update(out[1])
-        with torch.no_grad():
-            self.rescale(plan)
-            if adds: torch._foreach_zero_(update.grads)
+        def step_weights():
+            update.grads = [p.grad for p in plan.params]
+            update(out[1])
+        if is_last: self.finish(plan, step_weights)
+        if is_last and adds: torch._foreach_zero_(update.grads)
         return out
     try:
-        self.replays[is_last] = (*capture.record(step), plan, update, batch)
+        replay, out = capture.record(step)
         reached = [p for ps in self.opt.param_lists for p in ps if p.grad is not None]
         if list(map(id, reached))!=list(map(id, plan.params)):
             raise StateError("Its steps don't always reach the same parameters.")
     except Exception:
-        self.replays.pop(is_last, None)
         for p,g in zip(plan.params, before): p.grad = g
         raise
     update.point()
+    self.recordings[is_last] = SimpleNamespace(replay=replay, out=out, update=update, is_tried=False)
 
 # %% ../../nbs/step/02_capture.ipynb #b09e21c9
 @patch
@@ -457,51 +395,12 @@ def keep(self:Step, random):
     "The state before a step"
     plan, params = self.opt.plan(), list(self.model.parameters())
     plan.begin()                                     # its count is part of what is kept
-    parts = dict(weights=params) | buffers_in(self.model, self.loss_func)
+    parts = dict(weights=params) | buffers_in(*self.holders)
     for k in plan.recipe.moments: parts[k] = [o[k] for _,_,o in plan.found]
     parts['counts'] += [plan.count]
-    if self.adds: parts['gradients'] = [p.grad for p in params if p.grad is not None]
+    if self.share is not None: parts['gradients'] = [p.grad for p in params if p.grad is not None]
     if self.scaler:
         parts['scale'] = [self.scaler._scale]
         parts['counts'] += [self.scaler._growth_tracker]
-    others = held_tensors(self.model, self.loss_func)    # put back, but maybe not the same later
+    others = held_tensors(*self.holders)             # put back, but maybe not the same later
     return Kept(parts, random, others)
-
-# %% ../../nbs/step/02_capture.ipynb #62bb3f54
-class EpochStep(Step):
-    "A step that takes its batch and its numbers out of tables of an epoch; its update counts"
-    def __init__(self, owner, dl):
-        super().__init__(owner)
-        self.dl, self.n = dl, len(dl.dataset)//dl.bs                  # batches of the longest epoch
-        self.order = torch.zeros((self.n, dl.bs), dtype=torch.int64, device=self.yb[0].device)
-        self.at = self.order.new_zeros(1)
-    def find_batch(self):
-        def rows(): return self.order.index_select(0, self.at)[0]
-        return lambda: tuple((_plain(o),) for o in self.dl.batch(rows()))
-    def start(self, order, i):
-        n = len(order)//self.dl.bs
-        self.order[:n].copy_(order[:n*self.dl.bs].view(n, -1))
-        self.at.fill_(i)
-    def prepare(self, update, loss):
-        update.numbers = update.numbers.new_zeros((self.n, *update.numbers.shape[1:]))
-        update.at, update.losses = self.at, loss.new_zeros(self.n)
-        self.host_losses = torch.zeros(self.n, dtype=loss.dtype, pin_memory=loss.is_cuda)
-    def __call__(self, owner, is_last):
-        owner.rewind()                            # to before its loader drew the batch's random numbers
-        self.start(owner.rows, 0)
-        return self.run(owner, 0, 1, lambda i: None)
-    def run(self, owner, first, last, count, timers=()):
-        """Train on the batches from `first` up to `last`; `count` is called for each, before its
-        numbers are taken"""
-        replay, out, plan, update, _ = self.replays[True]
-        rows = []
-        for i in range(first, last):
-            count(i)
-            rows.append(plan.numbers())
-        update.set(rows, first)
-        for o in timers: replay = partial(o.part.replay, replay, self.dl.bs)
-        for _ in range(first, last):
-            replay()
-            self.note(owner)
-        self.host_losses[first:last].copy_(update.losses[first:last], non_blocking=True)
-        return out

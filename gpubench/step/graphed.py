@@ -11,14 +11,14 @@ from functools import partial
 import torch
 from fastai.callback.core import CancelBatchException, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
-from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.training import GradientAccumulation
 from fastai.torch_core import find_bs
+from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
 from ..ground.core import InputError, check_value, free_memory
 from .capture import (
-    CUDACapture, EpochStep, Hook, JoiningCallback, Step, make_batch, why_failed)
+    Copied, CUDACapture, Hook, JoiningCallback, Step, make_batch, why_failed)
 from ..data.loaders import PixelDL
 from ..data.images import FeedDL
 from .kept import host_state, is_exact
@@ -26,8 +26,7 @@ from ..watch.monitor import MonitorCallback
 from .optim import FusedOptimizer, fuse, start_build, unfuse
 from .recorder import DeferredRecorder
 from ..watch.timing import StepTimerCallback, _StandIn, acts
-from .turns import (
-    BATCH_EVENTS, EPOCH_EVENTS, declares, is_stock, role_of, strangers, why_eager)
+from .turns import EPOCH_EVENTS, Company, role_of, strangers, why_eager
 
 # %% ../../nbs/step/09_graphed.ipynb #c5037f05
 class FusedStepCallback(JoiningCallback):
@@ -51,95 +50,7 @@ class FusedStepCallback(JoiningCallback):
         self.why_not = why
         if why: warnings.warn(why)
 
-# %% ../../nbs/step/09_graphed.ipynb #e8020b8c
-class _Graphs(FusedStepCallback):
-    def join(self, learn):
-        self.step_hook = Hook(self, '_do_one_batch', self._one_batch)
-        self.epoch_hook = Hook(self, 'all_batches', self._all_batches)
-        for o in (self.step_hook, self.epoch_hook): o.install(learn)
-    def leave(self):
-        self.after_train()
-        if isinstance(self.learn.opt, FusedOptimizer): self.learn.opt.capturable = False
-        self.release()
-        for o in (self.step_hook, self.epoch_hook): o.remove(self.learn)
-        super().leave()
-    def release(self):
-        "Give the memory of the graphs back"
-        self._forget()
-        if self.capture: self.capture.release()
-        free_memory()
-    def _forget(self):
-        for o in self.steps.values(): o.replays.clear()    # frees the graphs, which are in cycles
-        self.steps = {}
-    def _settle(self):
-        if self.is_stale: self.learn.opt.zero_grad()
-        if self.scales: self.built_in[MixedPrecision].scales.extend(
-            o for o in torch.stack(self.scales).tolist() if o)              # 0: it was skipped
-        self.is_stale, self.scales = False, []
-    def after_train(self):
-        self._settle()
-        self._let_mix()
-    after_cancel_train = after_fit = after_train
-    def _let_mix(self):
-        if self.mixed: self.mixed.run_train = True
-        self.mixed = None
-
-# %% ../../nbs/step/09_graphed.ipynb #59dd0608
-class _Deciding(_Graphs):
-    due = 'fit'                                      # what begins next: a fit, an epoch, or neither
-    def before_fit(self): self.due = 'fit'           # maybe of a validation only
-    def before_train(self):
-        if self.due=='fit': self._begin_fit()
-        self.due = 'epoch'
-    def _begin_fit(self):
-        super().before_fit()
-        is_scaled = any(o.scaler for o in self.steps.values())          # by a scaler of one fit
-        if not self.alone or is_scaled or len(self.steps)>=MAX_SHAPES: self._forget()
-        self.n_done, self.gathered, self.scales = 0, None, []
-        self.makes = True                            # may batch transforms be a part of the graph?
-        self._let_mix()
-        if self.why_not: return
-        self.learn.opt.capturable = False            # until an epoch has no reason
-        device = next(self.learn.model.parameters()).device
-        if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
-        self._settle()
-    def give_up(self, why):
-        super().give_up(why and f'Steps run eagerly instead of as a graph: {why}')
-        if not why: return
-        self._let_mix()
-        if isinstance(self.learn.opt, FusedOptimizer): self.learn.opt.capturable = False
-
-# %% ../../nbs/step/09_graphed.ipynb #acb32dd2
-def _joins(cb): # does it become a part of the step?
-    is_on = cb.run and cb.run_train
-    return is_on and (role_of(cb)=='part' or is_stock(type(cb)) and hasattr(type(cb), 'average'))
-def _of_kind(cbs, *kinds): return [o for o in cbs if isinstance(o, kinds)]
-
-class _Company(_Deciding):
-    def _why_not(self):
-        if not self.capture: return 'A CPU has no launches to save.'
-        if not isinstance(self.learn.opt, FusedOptimizer):
-            return 'The optimizer was replaced within the fit.'
-        return why_eager(self.learn)
-    def _decide(self):
-        "May steps be captured, and who is there?"
-        learn, self.due, self.must_check = self.learn, '', True
-        if not self.why_not: self.give_up(self._why_not())
-        if self.why_not: return
-        learn.opt.capturable = True
-        if strangers(learn, EPOCH_EVENTS): self._forget()
-        self.timers = _of_kind(learn.cbs, StepTimerCallback)
-        self.monitors = _of_kind(learn.cbs, MonitorCallback)
-        self.built_in = {type(o): o for o in learn.cbs if _joins(o)}
-        self.watchers = [o for o in learn.cbs if declares(o) and role_of(o)!='clock'
-                         and type(o) not in self.built_in]
-        guests = [o for o in self.watchers if declares(o)!='counts']
-        self.has_guests = any(acts(o, BATCH_EVENTS) for o in guests)
-        self.may_change_loader = any(acts(o, EPOCH_EVENTS) for o in guests)
-        self.mixed = next((o for k,o in self.built_in.items() if k in (MixUp, CutMix)), None)
-        if self.mixed: self.mixed.run_train = False  # its batches are mixed in the step
-
-# %% ../../nbs/step/09_graphed.ipynb #86712832
+# %% ../../nbs/step/09_graphed.ipynb #4f04c314
 MAX_SHAPES = 4       # of a fit that get a graph of their own
 N_WARM_UP = 3        # eager batches of a shape, on the stream of the captures, before a capture
 N_WARM_UP_DDP = 11   # where DDP averages gradients: it rebuilds its buckets in the first ten steps
@@ -151,222 +62,110 @@ def batch_key(learn):
     with torch._C.DisableTorchFunctionSubclass():
         return len(learn.xb), *((o.shape, o.dtype, o.stride()) for o in batch)
 
-# %% ../../nbs/step/09_graphed.ipynb #292589a4
-class _Shapes(_Company):
-    def _check(self):
-        "Forget the graphs if they are of a plan that the optimizer no longer has"
-        plans = [o[2] for s in self.steps.values() for o in s.replays.values()]
-        if plans and not all(o is self.learn.opt.plan() for o in plans): self._forget()
-        self.must_check = False
-    def _find_step(self):
-        if self.must_check: self._check()
-        learn, key = self.learn, batch_key(self.learn)
-        if key is None: return self.give_up('A batch holds more than tensors.')
-        key = self.gathered or (self.is_bare, *key)
-        if key not in self.steps and len(self.steps)<MAX_SHAPES:
-            step = EpochStep(self, learn.dl) if self.gathered else Step(self)
-            step.n_warm_up = 1 if self.warm is learn.model else N_WARM_UP
-            if isinstance(learn.model, DistributedDataParallel): step.n_warm_up = N_WARM_UP_DDP
-            self.steps[key] = step
-        return self.steps.get(key)
-    def _is_last(self):
-        "Does the optimizer step after this batch? It counts as `GradientAccumulation` does"
-        cb = self.built_in.get(GradientAccumulation)
-        if cb is None: return True
-        cb.count += find_bs(self.learn.yb)
-        if cb.count<cb.n_acc: return False
-        cb.count = 0
-        return True
+def is_last(cb, n): # a `GradientAccumulation` or None; images of a batch
+    "Does the optimizer step after this batch? It counts as that callback does"
+    if cb is None: return True
+    cb.count += n
+    is_enough = cb.count>=cb.n_acc
+    if is_enough: cb.count = 0
+    return is_enough
 
-# %% ../../nbs/step/09_graphed.ipynb #b4b4378a
-class _Batches(_Shapes):
-    def _one_batch(self):
-        if not self.learn.training:
-            self.must_check = True
-            return self.step_hook.inner(self.learn)
-        if self.due=='epoch': self._decide()
-        learn, mixed = self.learn, self.mixed
-        self.is_bare = self.fed is not None
-        if self.why_not or not self.makes: self._make()
-        step = self._find_step() if len(learn.yb) and not self.why_not else None
-        if step is None: return self._stock_batch(mixed)
-        if cast := self.built_in.get(MixedPrecision): cast.after_loss()   # leaves its autocast
-        is_last = self._is_last()
-        learn.pred, learn.loss, *made = self._way(step, is_last)(step, is_last)
-        if made: [(learn.xb, learn.yb)] = made           # for metrics, and for callbacks at its end
-        learn.loss_grad = learn.loss
-        for o in self.monitors: o('after_backward')      # it counts what was trained
-        if not is_last: raise CancelBatchException()
-        for o in self.watchers: o('after_step')
-    def _way(self, step, is_last): # to train a batch
-        if is_last in step.replays: return self._replay if is_last in step.tried else self._try
-        is_captured = step.n_seen>=step.n_warm_up and self._capture(step, is_last)
-        return self._replay if is_captured else self._warm_up
-    def _make(self):
-        "Do the batch transforms that the loader has left to the step"
-        learn = self.learn
-        if self.is_bare: learn.xb, learn.yb = make_batch(self.fed, learn.xb, learn.yb)
-        self.is_bare = False
-    def _stock_batch(self, mixed):
-        self.must_check = True
-        self._settle()
-        self._make()
-        if mixed: mixed.before_batch()               # which hasn't run
-        return self.step_hook.inner(self.learn)
+def of_kind(cbs, kind): return [o for o in cbs if isinstance(o, kind)]
 
-# %% ../../nbs/step/09_graphed.ipynb #a371f9e9
-class _Ways(_Batches):
-    def _warm_up(self, step, is_last):
-        self._settle()
-        step.n_seen, self.must_check = step.n_seen+1, True
-        def eager(): return self.capture.warm_up(partial(step.eager, self, is_last))
-        try: out = eager()
+# %% ../../nbs/step/09_graphed.ipynb #f3ef8c9e
+class Ways:
+    "Trains each batch in the way that is due, and knows what the last replays have left"
+    def __init__(self, owner): # A `GraphedStepCallback`
+        self.owner, self.scales = owner, []   # of fp16's steps, on the device until they are read
+        self.current = None                   # the `Step` whose replays go on
+    @property
+    def timers(self): return of_kind(self.owner.learn.cbs, StepTimerCallback)
+    def settle(self):
+        "End a stretch of replays as fastai ends a step"
+        learn = self.owner.learn
+        if self.current and self.current.share is None: learn.opt.zero_grad()
+        scales = torch.stack(self.scales).tolist() if self.scales else []
+        for cb in of_kind(learn.cbs, MixedPrecision) if scales else ():
+            cb.scales.extend(o for o in scales if o)                        # 0: it was skipped
+        self.current, self.scales = None, []
+    def note(self, step):
+        if step.scaler: self.scales.append(step.scale.clone())
+    def __call__(self, step, is_last): # What `Step.backward` returns
+        found = step.recordings.get(is_last)
+        if found and not found.is_tried: return self.both(step, is_last)
+        is_there = found or step.n_left<=0 and self.record(step, is_last)
+        return (self.replay if is_there else self.eager)(step, is_last)
+    def eager(self, step, is_last):
+        self.settle()
+        step.n_left -= 1
+        owner, run = self.owner, partial(step.eager, self.owner.learn, is_last)
+        try: out = owner.capture.warm_up(run)
         except torch._dynamo.exc.TorchDynamoException as e:    # before anything was trained
-            self.give_up(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
-            step.compile, step.forward = False, step._forward
-            out = eager()
+            owner.give_up(f"It can't be compiled: {type(e).__name__}: {e}".splitlines()[0])
+            step.compile, step.net = False, step._net
+            out = owner.capture.warm_up(run)
+        if is_last: self.note(step)
         for o in self.timers: o.edge('after_backward')
         return out
-    def _capture(self, step, is_last): # did it work?
-        self._settle()
-        self.give_up(self._why_not())                          # a hook may have come meanwhile
-        if self.why_not: return False
-        try: step.capture(is_last, self.capture, self.learn.loss)
+    def record(self, step, is_last): # Did it work?
+        self.settle()
+        owner = self.owner
+        owner.give_up(owner.find_reason())                     # a hook may have come meanwhile
+        if owner.why_not: return False
+        try: step.record(is_last, owner.capture, owner.learn.loss)
         except Exception as e:
-            if step.fed: self.makes = False                    # try again with batches made before
-            else: self.give_up(why_failed(e))
-        else: self.warm = self.learn.model
-        return is_last in step.replays
-    def _replay(self, step, is_last):
+            if step.input.fed: owner.makes = False             # try again with batches made before
+            else: owner.give_up(why_failed(e))
+        else: owner.warm = owner.learn.model
+        return is_last in step.recordings
+    def replay(self, step, is_last):
         for o in self.timers: o('before_replay')
-        out = step(self, is_last)
+        out = step(self.owner.learn, is_last)
         for o in self.timers: o.edge('after_replay')
-        self.is_stale = step.share is None
-        self.n_replays, self.n_done = self.n_replays+1, self.n_done+1
+        if is_last: self.note(step)
+        self.count(step, 1)
         return out
+    def count(self, step, n): # of replays
+        self.current = step
+        self.owner.n_replays += n
+        self.owner.n_done += n
 
-# %% ../../nbs/step/09_graphed.ipynb #32627935
-def _all_ranks(cbs, loss, is_fine): # is it so on all that average their gradients?
-    is_one = not any(hasattr(o, 'average') for o in cbs)
-    if is_one or not torch.distributed.is_initialized(): return is_fine
-    flag = torch.tensor(float(is_fine), device=loss.device)
+# %% ../../nbs/step/09_graphed.ipynb #4151b261
+def _all_ranks(is_fine, device): # Is it so on all of them?
+    if not torch.distributed.is_initialized(): return is_fine
+    flag = torch.tensor(float(is_fine), device=device)
     torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN)
     return bool(flag)
 
-class _Trying(_Ways):
-    def _try(self, step, is_last):
-        self._settle()
-        kept = step.keep(self.capture.random())
-        loss = step(self, is_last)[1].clone()
-        replayed = kept.now() | dict(loss=[loss])
-        self.is_stale, self.scales = step.share is None, []
-        self._settle()
-        kept.put_back()
-        on_host = partial(host_state, not self.capture.draws_on_cpu, step.model, step.loss_func)
-        draws, held = on_host()
-        out = self._warm_up(step, is_last)
-        exact = is_exact(loss.device, step.compile)
-        is_same = kept.agree(replayed, kept.parts | dict(loss=[out[1]]), exact)
-        draws_now, held_now = on_host()
-        is_fine = is_same and draws==draws_now and held==held_now
-        if _all_ranks(self.built_in, loss, is_fine): step.tried.add(is_last)
-        elif draws!=draws_now: self.give_up(
-            'The step draws random numbers on the CPU, and a graph would repeat them.')
-        elif held!=held_now: self.give_up('The network or the loss changes what it holds in each '
-                                          'step, and a graph runs no Python.')
-        else: self.give_up("A replay gave another result than the eager step: "
-                           "something changes from batch to batch that a graph doesn't repeat.")
-        return out
+@patch
+def both(self:Ways, step, is_last):
+    self.settle()
+    owner, capture = self.owner, self.owner.capture
+    kept = step.keep(capture.random())
+    def on_host(): return host_state(not capture.draws_on_cpu, *step.holders)
+    loss = step(owner.learn, is_last)[1].clone()
+    replayed = kept.now() | dict(loss=[loss])
+    self.current = step
+    self.settle()
+    kept.put_back()
+    draws, held = on_host()
+    out = self.eager(step, is_last)
+    draws_now, held_now = on_host()
+    eager, exact = kept.parts | dict(loss=[out[1]]), is_exact(loss.device, step.compile)
+    is_fine = draws==draws_now and held==held_now and kept.agree(replayed, eager, exact)
+    if step.average: is_fine = _all_ranks(is_fine, loss.device)
+    step.recordings[is_last].is_tried = is_fine
+    if not is_fine: owner.give_up(
+        'The step draws random numbers on the CPU, and a graph would repeat them.'
+        if draws!=draws_now else
+        'The network or the loss changes what it holds in each step, and a graph runs no Python.'
+        if held!=held_now else
+        'A replay gave another result than the eager step: something changes from batch to batch '
+        "that a graph doesn't repeat.")
+    return out
 
-# %% ../../nbs/step/09_graphed.ipynb #9dc427c4
-class _Epochs(_Trying):
-    def _all_batches(self):
-        learn = self.learn
-        if not learn.training: return self.epoch_hook.inner(learn)
-        self._decide()
-        dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl  # a timer's, for its loader
-        if self._can_make(dl): return self._train_on_bytes(dl)
-        if self._can_gather(dl): return self._train_on_rows(dl)
-        return self.epoch_hook.inner(learn)
-    def _can_make(self, dl):
-        if not isinstance(dl, FeedDL) or self.why_not: return False
-        others = self.has_guests or self.may_change_loader
-        return dl.can_be_bare and self.makes and not others
-    def _train_on_bytes(self, dl):
-        self.fed, dl.is_bare = dl, True
-        dl.meanwhile = partial(start_build, self.learn.opt)
-        try: self.epoch_hook.inner(self.learn)
-        finally: self.fed, dl.is_bare = None, False
-    def _can_gather(self, dl):
-        learn, recorder = self.learn, getattr(self.learn, 'recorder', None)
-        if self.why_not or self.has_guests or GradientAccumulation in self.built_in: return False
-        is_late = isinstance(recorder, DeferredRecorder) and recorder.is_late
-        if not is_late or not isinstance(dl, PixelDL) or not dl.is_plain: return False
-        return dl.dataset.x.device==next(learn.model.parameters()).device
-
-# %% ../../nbs/step/09_graphed.ipynb #65d92423
-class _Rows(_Epochs):
-    def _train_on_rows(self, dl):
-        learn = self.learn
-        learn.dl, learn.n_iter, order, i = dl, len(dl), dl.begin(), 0
-        n = len(order)//dl.bs
-        def train(i):
-            self.rows, self.rewind = order[i*dl.bs:(i+1)*dl.bs], self.capture.random()
-            learn.one_batch(i, dl.batch(self.rows))
-        self.gathered = id(dl), dl.bs, len(dl.dataset)
-        try:
-            while i<n and not self._is_ready():
-                train(i)
-                i += 1
-            if i<n: self._replay_rest(self.steps[self.gathered], order, i, n)
-        finally: self.gathered = None
-        for i in range(n, len(dl)): train(i)
-        dl.after_iter()
-    def _is_ready(self):
-        "Is there a graph that was tried?"
-        if self.must_check: self._check()
-        step = self.steps.get(self.gathered)
-        return not self.why_not and step is not None and True in step.tried
-
-# %% ../../nbs/step/09_graphed.ipynb #f6c4047a
-_N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
-
-class _Replays(_Rows):
-    def _replay_rest(self, step, order, i, n):
-        "The batches from `i` up to `n`"
-        learn, recorder, waiting = self.learn, self.learn.recorder, []
-        def finish(first, last, wait):
-            wait()
-            recorder.take(step.host_losses[first:last])
-            learn.iter, learn.smooth_loss = last-1, recorder.smooth_loss.value
-            for o in _of_kind(learn.cbs, ProgressCallback): o('after_batch')
-        recorder.read()
-        step.start(order, i)
-        self.is_stale, last, count = True, i, self._counting()
-        try:
-            while last<n:
-                first, last = last, min(n, last+min(_N_AT_ONCE, last-i+1))  # soon after the first
-                learn.pred, learn.loss, *_ = step.run(self, first, last, count, self.timers)
-                self.n_replays, self.n_done = self.n_replays+last-first, self.n_done+last-first
-                for o in self.monitors: o.count((last-first)*step.dl.bs)
-                waiting.append((first, last, self.capture.mark()))
-                if len(waiting)>2: finish(*waiting.pop(0))
-        finally:
-            for o in waiting: finish(*o)
-    def _counting(self): # A function, called before each step's numbers are taken
-        learn, recorder = self.learn, self.learn.recorder
-        cbs = [o for o in learn.cbs.sorted('order') if o is not recorder
-               and (role_of(o)=='counts' or o in self.watchers)]
-        events = 'before_batch', 'after_step', 'after_batch'
-        calls = [partial(o, name) for name in events for o in cbs if acts(o, (name,))]
-        def count(i):
-            learn.iter = i
-            for o in calls: o()
-            recorder.lrs.append(learn.opt.hypers[-1]['lr'])
-        return count
-
-# %% ../../nbs/step/09_graphed.ipynb #8a224574
-class GraphedStepCallback(_Replays):
+# %% ../../nbs/step/09_graphed.ipynb #3adcb9eb
+class GraphedStepCallback(FusedStepCallback):
     """Trains each batch by a CUDA graph of the whole step: both passes, clipping and optimizer
 
     A graph lives within one fit, while only fastai's own callbacks and gpubench's run code. A
@@ -386,12 +185,242 @@ class GraphedStepCallback(_Replays):
     ):
         check_value('compile', compile, isinstance(compile, bool), 'True or False')
         self.compile, self.capture, self.alone = compile, capture, alone
-        self.steps = {}                              # shape -> `Step`
+        self.steps, self.way = {}, Ways(self)        # what batches have in common -> `Step`
         self.n_replays, self.n_done = 0, None        # ever; in the last fit
-        self.is_stale = False                        # has the last replay left gradients?
-        self.scales = []                             # of fp16's steps since they were read
-        self.must_check = True                       # has something else trained since?
-        self.mixed, self.fed = None, None            # MixUp or CutMix; a `FeedDL` that left bytes
         self.warm = None                             # the network that had a graph last
+        self.due = 'fit'                             # what begins next: a fit, an epoch, or neither
+        self.company = None                          # of this epoch; None: its steps are eager
+        self.fed, self.rows = None, None             # a `FeedDL` that leaves bytes; `EpochOfRows`
     @property
-    def n_graphs(self): return sum(len(o.replays) for o in self.steps.values())
+    def n_graphs(self): return sum(len(o.recordings) for o in self.steps.values())
+    def join(self, learn):
+        self.step_hook = Hook(learn, '_do_one_batch', self._one_batch)
+        self.epoch_hook = Hook(learn, 'all_batches', self._all_batches)
+    def leave(self):
+        self.after_train()
+        self.release()
+        for o in (self.step_hook, self.epoch_hook): o.remove()
+        super().leave()
+    def release(self):
+        "Give the memory of the graphs back"
+        self.forget()
+        if self.capture: self.capture.release()
+        free_memory()
+    def forget(self):
+        for o in self.steps.values(): o.recordings.clear()     # frees the graphs, which are in cycles
+        self.steps = {}
+
+# %% ../../nbs/step/09_graphed.ipynb #b4e6c4fb
+@patch
+def before_fit(self:GraphedStepCallback): self.due = 'fit'     # maybe of a validation only
+
+@patch
+def before_train(self:GraphedStepCallback):
+    is_new, self.due = self.due=='fit', 'epoch'
+    if not is_new: return
+    self.way.scales = []
+    self.after_train()
+    FusedStepCallback.before_fit(self)
+    is_scaled = any(o.scaler for o in self.steps.values())     # by a scaler of one fit
+    if not self.alone or is_scaled or len(self.steps)>=MAX_SHAPES: self.forget()
+    self.n_done, self.makes = 0, True            # may batch transforms be a part of the graph?
+    if self.why_not: return
+    device = next(self.learn.model.parameters()).device
+    if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
+
+@patch
+def after_train(self:GraphedStepCallback):
+    self.way.settle()
+    if self.company and self.company.mixed: self.company.mixed.run_train = True
+    self.company = None
+    if isinstance(self.learn.opt, FusedOptimizer): self.learn.opt.capturable = False
+
+GraphedStepCallback.after_cancel_train = GraphedStepCallback.after_fit = GraphedStepCallback.after_train
+
+# %% ../../nbs/step/09_graphed.ipynb #7e475a1a
+@patch
+def find_reason(self:GraphedStepCallback):
+    "Why steps can't be captured, or ''"
+    if not self.capture: return 'A CPU has no launches to save.'
+    if not isinstance(self.learn.opt, FusedOptimizer):
+        return 'The optimizer was replaced within the fit.'
+    return why_eager(self.learn)
+
+@patch
+def give_up(self:GraphedStepCallback, why):
+    FusedStepCallback.give_up(self, why and f'Steps run eagerly instead of as a graph: {why}')
+    if why: self.after_train()
+
+@patch
+def decide(self:GraphedStepCallback):
+    "May steps be captured in this epoch, and who is there?"
+    self.due = ''
+    self.after_train()                           # an epoch may have been cancelled
+    if not self.why_not: self.give_up(self.find_reason())
+    if self.why_not: return
+    if strangers(self.learn, EPOCH_EVENTS): self.forget()
+    self.learn.opt.capturable, self.company = True, Company(self.learn)
+    if self.company.mixed: self.company.mixed.run_train = False
+
+# %% ../../nbs/step/09_graphed.ipynb #8406126b
+@patch
+def find_step(self:GraphedStepCallback, fed):
+    "The `Step` of batches like this one; None: it is left to fastai"
+    if not self.way.current: self.check()
+    learn, company, key = self.learn, self.company, batch_key(self.learn)
+    if key is None: return self.give_up('A batch holds more than tensors.')
+    key = rows_key(self.rows.dl) if self.rows else (bool(fed), *key)
+    if key in self.steps: return self.steps[key]
+    if len(self.steps)>=MAX_SHAPES: return warnings.warn(
+        f'Batches have more than {MAX_SHAPES} shapes. Steps of the others run eagerly.')
+    read = self.rows or Copied(learn.xb, learn.yb, fed)
+    self.steps[key] = step = Step(learn, read, company.parts, company.average, self.compile)
+    step.n_left = 1 if self.warm is learn.model else N_WARM_UP
+    if isinstance(learn.model, DistributedDataParallel): step.n_left = N_WARM_UP_DDP
+    return step
+
+@patch
+def check(self:GraphedStepCallback):
+    "Forget the graphs if they are of a plan that the optimizer no longer has"
+    plans = [o.update.plan for step in self.steps.values() for o in step.recordings.values()]
+    if plans and not all(o is self.learn.opt.plan() for o in plans): self.forget()
+
+# %% ../../nbs/step/09_graphed.ipynb #c2295a29
+@patch
+def _one_batch(self:GraphedStepCallback):
+    learn = self.learn
+    if learn.training and self.due=='epoch': self.decide()
+    company = self.company if learn.training and len(learn.yb) else None
+    fed, step = self.fed if learn.training else None, None
+    if not (company and self.makes):
+        (learn.xb, learn.yb), fed = make_batch(fed, learn.xb, learn.yb), None
+    if company: step = self.find_step(fed)
+    if step is None:
+        self.way.settle()
+        learn.xb, learn.yb = make_batch(fed, learn.xb, learn.yb)
+        if company and company.mixed: company.mixed.before_batch()       # which hasn't run
+        return self.step_hook.inner()
+    if cast := company.parts.get(MixedPrecision): cast.after_loss()      # leaves its autocast
+    last = is_last(company.parts.get(GradientAccumulation), find_bs(learn.yb))
+    learn.pred, learn.loss, made = self.way(step, last)
+    if made: learn.xb, learn.yb = made               # for metrics, and for callbacks at its end
+    learn.loss_grad = learn.loss
+    for o in of_kind(learn.cbs, MonitorCallback): o('after_backward')   # it counts what was trained
+    if not last: raise CancelBatchException()
+    for o in company.watchers: o('after_step')
+
+# %% ../../nbs/step/09_graphed.ipynb #36e36a44
+@patch
+def _all_batches(self:GraphedStepCallback):
+    learn = self.learn
+    if not learn.training: return self.epoch_hook.inner()
+    self.decide()
+    dl, company = learn.dl, self.company
+    if isinstance(dl, _StandIn): dl = dl.dl                            # a timer's, for its loader
+    if company and gathers(learn, dl, company):
+        step = self.steps.get(rows_key(dl))
+        return (step.input if step else EpochOfRows(self, dl)).run()
+    others = company and (company.has_guests or company.may_change_loader)
+    is_bare = company and isinstance(dl, FeedDL) and dl.can_be_bare and self.makes and not others
+    if not is_bare: return self.epoch_hook.inner()
+    self.fed, dl.is_bare, dl.meanwhile = dl, True, partial(start_build, learn.opt)
+    try: self.epoch_hook.inner()
+    finally: self.fed, dl.is_bare = None, False
+
+def rows_key(dl): return id(dl), dl.bs, len(dl.dataset)
+
+def gathers(learn, dl, company):
+    "Can graphs gather a loader's batches, as nobody looks at them or needs each loss?"
+    if company.has_guests or GradientAccumulation in company.parts: return False
+    recorder = getattr(learn, 'recorder', None)
+    is_late = isinstance(recorder, DeferredRecorder) and recorder.is_late
+    if not is_late or not isinstance(dl, PixelDL) or not dl.is_plain: return False
+    return dl.dataset.x.device==next(learn.model.parameters()).device
+
+# %% ../../nbs/step/09_graphed.ipynb #080f0d19
+class EpochOfRows:
+    "Trains epochs of a resident loader; a graph gathers the batch `at` by the order of an epoch"
+    fed = None
+    def __init__(self, owner, dl): # A `PixelDL`
+        self.owner, self.dl, self.n = owner, dl, len(dl.dataset)//dl.bs    # of the longest epoch
+        self.order = torch.zeros((self.n, dl.bs), dtype=torch.int64, device=dl.dataset.x.device)
+        self.at = self.order.new_zeros(1)
+    def batch(self): # within a graph
+        x, y = self.dl.batch(self.order.index_select(0, self.at)[0])
+        return (x.as_subclass(torch.Tensor),), (y.as_subclass(torch.Tensor),)
+    def fill(self, learn): # The row of tables
+        self.at.fill_(learn.iter)
+        return learn.iter
+    def run(self):
+        owner, learn, dl, order, i = self.owner, self.owner.learn, self.dl, self.dl.begin(), 0
+        n, learn.dl, learn.n_iter = len(order)//dl.bs, dl, len(dl)
+        self.order[:n].copy_(order[:n*dl.bs].view(n, dl.bs))
+        def train(i): learn.one_batch(i, dl.batch(order[i*dl.bs:(i+1)*dl.bs]))
+        owner.rows = self
+        try:
+            while i<n and not self.ready():
+                train(i)
+                i += 1
+            if i<n: self.replay_rest(self.ready(), i, n)
+        finally: owner.rows = None
+        for i in range(n, len(dl)): train(i)
+        dl.after_iter()
+    def ready(self): # A `Step`, or None
+        "Is there a graph that was tried?"
+        if not self.owner.way.current: self.owner.check()
+        step = self.owner.steps.get(rows_key(self.dl)) if self.owner.company else None
+        return step if step and True in step.recordings and step.recordings[True].is_tried else None
+
+# %% ../../nbs/step/09_graphed.ipynb #83be40c2
+_N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
+
+@patch
+def replay_rest(self:EpochOfRows, step, i, n):
+    "Train on the batches from `i` up to `n`"
+    learn, recorder, last, waiting = self.owner.learn, self.owner.learn.recorder, i, []
+    on_device, count = step.recordings[True].update.losses, counting(learn)
+    losses = torch.empty_like(on_device, device='cpu', pin_memory=on_device.is_cuda)
+    def finish(first, last, wait):
+        wait()
+        recorder.take(losses[first:last])
+        learn.iter, learn.smooth_loss = last-1, recorder.smooth_loss.value
+        for o in of_kind(learn.cbs, ProgressCallback): o('after_batch')
+    recorder.read()
+    self.at.fill_(i)
+    self.owner.way.current = step
+    try:
+        while last<n:
+            first, last = last, min(n, last+min(_N_AT_ONCE, last-i+1))  # soon after the first
+            self.replay(step, first, last, count)
+            losses[first:last].copy_(on_device[first:last], non_blocking=True)
+            waiting.append((first, last, self.owner.capture.mark()))
+            if len(waiting)>2: finish(*waiting.pop(0))
+    finally:
+        for o in waiting: finish(*o)
+
+@patch
+def replay(self:EpochOfRows, step, first, last, count):
+    "The batches from `first` up to `last`"
+    found, way, bs, numbers = step.recordings[True], self.owner.way, self.dl.bs, []
+    for i in range(first, last):
+        count(i)
+        numbers.append(found.update.plan.numbers())
+    found.update.set(numbers, first)
+    replay, learn = found.replay, self.owner.learn
+    for o in way.timers: replay = partial(o.part.replay, replay, bs)
+    for _ in range(first, last):
+        replay()
+        way.note(step)
+    learn.pred, learn.loss, _ = found.out
+    way.count(step, last-first)
+    for o in of_kind(learn.cbs, MonitorCallback): o.count((last-first)*bs)
+
+def counting(learn): # A function, called before each step's numbers are taken
+    cbs = [o for o in learn.cbs.sorted('order') if role_of(o)=='counts' and o is not learn.recorder]
+    events = 'before_batch', 'after_step', 'after_batch'
+    calls = [partial(o, name) for name in events for o in cbs if acts(o, (name,))]
+    def count(i):
+        learn.iter = i
+        for o in calls: o()
+        learn.recorder.lrs.append(learn.opt.hypers[-1]['lr'])
+    return count

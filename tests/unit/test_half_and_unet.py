@@ -62,6 +62,24 @@ def test_fp16_scales_skips_and_counts_as_fastai_does(autocast, monkeypatch, devi
     for x,y in zip(a.model.parameters(), b.model.parameters()): torch.testing.assert_close(x, y, rtol=2e-3, atol=2e-4)
     assert a.recorder.values[-1][1]==pytest.approx(b.recorder.values[-1][1], rel=1e-2)
 
+class Interrupted(Callback):
+    "Ends a fit between the check of the second batch's gradients, which finds an infinite one, and fp16's new scale"
+    graph_safe = True
+    def before_batch(self):
+        if not self.training or self.iter!=1: return
+        self.plan = self.learn.opt.plan()
+        torch.nn.utils.clip_grad_norm_ = self.interrupt
+    def interrupt(self, *args):
+        self.plan.skip.fill_(1.)
+        raise KeyboardInterrupt
+
+def test_an_interrupted_step_leaves_no_later_one_skipped(autocast, monkeypatch):
+    monkeypatch.setattr(fastai.callback.fp16, 'GradScaler', lambda _, **kwargs: torch.amp.GradScaler('cpu', **kwargs))
+    monkeypatch.setattr(torch.nn.utils, 'clip_grad_norm_', torch.nn.utils.clip_grad_norm_)     # and put back
+    cb = Interrupted()
+    with pytest.raises(KeyboardInterrupt): half('captured', 'cpu', lambda: [GradientClip(.1), cb])
+    assert cb.plan.skip==0
+
 def unet(how, device, cbs=()):
     set_seed(0)
     items = [(TensorImage(torch.rand(1, 16, 16)), TensorMask((torch.rand(16, 16)>.5).long())) for _ in range(40)]
