@@ -66,9 +66,9 @@ def is_last(cb, n): # a `GradientAccumulation` or None; images of a batch
     "Does the optimizer step after this batch? It counts as that callback does"
     if cb is None: return True
     cb.count += n
-    is_enough = cb.count>=cb.n_acc
-    if is_enough: cb.count = 0
-    return is_enough
+    if cb.count<cb.n_acc: return False
+    cb.count = 0
+    return True
 
 def of_kind(cbs, kind): return [o for o in cbs if isinstance(o, kind)]
 
@@ -209,33 +209,31 @@ class GraphedStepCallback(FusedStepCallback):
     def forget(self):
         for o in self.steps.values(): o.recordings.clear()     # frees the graphs, which are in cycles
         self.steps = {}
+    def before_fit(self): self.due = 'fit'           # maybe of a validation only
+    def before_train(self):
+        is_new, self.due = self.due=='fit', 'epoch'
+        if is_new: self.begin_fit()
+    def after_train(self):
+        self.way.settle()
+        if self.company and self.company.mixed: self.company.mixed.run_train = True
+        self.company = None
+        if isinstance(self.learn.opt, FusedOptimizer): self.learn.opt.capturable = False
+    after_cancel_train = after_fit = after_train
+    def give_up(self, why):
+        super().give_up(why and f'Steps run eagerly instead of as a graph: {why}')
+        if why: self.after_train()
 
 # %% ../../nbs/step/09_graphed.ipynb #b4e6c4fb
 @patch
-def before_fit(self:GraphedStepCallback): self.due = 'fit'     # maybe of a validation only
-
-@patch
-def before_train(self:GraphedStepCallback):
-    is_new, self.due = self.due=='fit', 'epoch'
-    if not is_new: return
+def begin_fit(self:GraphedStepCallback):
     self.way.scales = []
     self.after_train()
     FusedStepCallback.before_fit(self)
     is_scaled = any(o.scaler for o in self.steps.values())     # by a scaler of one fit
     if not self.alone or is_scaled or len(self.steps)>=MAX_SHAPES: self.forget()
     self.n_done, self.makes = 0, True            # may batch transforms be a part of the graph?
-    if self.why_not: return
     device = next(self.learn.model.parameters()).device
     if self.capture is None and device.type=='cuda': self.capture = CUDACapture(device)
-
-@patch
-def after_train(self:GraphedStepCallback):
-    self.way.settle()
-    if self.company and self.company.mixed: self.company.mixed.run_train = True
-    self.company = None
-    if isinstance(self.learn.opt, FusedOptimizer): self.learn.opt.capturable = False
-
-GraphedStepCallback.after_cancel_train = GraphedStepCallback.after_fit = GraphedStepCallback.after_train
 
 # %% ../../nbs/step/09_graphed.ipynb #7e475a1a
 @patch
@@ -245,11 +243,6 @@ def find_reason(self:GraphedStepCallback):
     if not isinstance(self.learn.opt, FusedOptimizer):
         return 'The optimizer was replaced within the fit.'
     return why_eager(self.learn)
-
-@patch
-def give_up(self:GraphedStepCallback, why):
-    FusedStepCallback.give_up(self, why and f'Steps run eagerly instead of as a graph: {why}')
-    if why: self.after_train()
 
 @patch
 def decide(self:GraphedStepCallback):
@@ -379,7 +372,7 @@ def replay_rest(self:EpochOfRows, step, i, n):
     "Train on the batches from `i` up to `n`"
     learn, recorder, last, waiting = self.owner.learn, self.owner.learn.recorder, i, []
     on_device, count = step.recordings[True].update.losses, counting(learn)
-    losses = torch.empty_like(on_device, device='cpu', pin_memory=on_device.is_cuda)
+    losses = torch.empty(len(on_device), dtype=on_device.dtype, pin_memory=on_device.is_cuda)
     def finish(first, last, wait):
         wait()
         recorder.take(losses[first:last])
