@@ -129,7 +129,9 @@ def facts(self:WorkCallback, epochs)->dict: # Name, whose first word is in `ALLO
     n, sizes, n_parts = self.n, self.saw['sizes'] or {0}, max(1, self.n['parts', True])
     def per(k, of, is_trained=True): return n[k]/max(1, n[of, is_trained])
     def text(k): return ', '.join(map(str, sorted(self.saw[k]))) or 'none'
-    n_left = len(self.dls.train.dataset)-round(n['images', True]/n_parts)
+    n_train = len(self.dls.train.dataset)
+    n_left = n_train-round(n['images', True]/n_parts)
+    new = 1-per('again', 'images')*n_parts/max(1, n_parts-1) # in later epochs
     return {
         'images trained an epoch': n['images', True]/epochs,
         'images left out by drop_last': n_left*(len(sizes)==1 and 0<n_left<max(sizes)),
@@ -142,7 +144,7 @@ def facts(self:WorkCallback, epochs)->dict: # Name, whose first word is in `ALLO
         'products, values computed an image': per(('values', True), 'images'),
         'precision': text('precision'), 'parameters': count_params(self.model),
         'trainable parameters': text('trainable'), 'augmentations': text('augmentations'),
-        'augmentations, share of new images': 1-per('again', 'images')*n_parts/max(1, n_parts-1),
+        'augmentations, share of new images': max(0., new-n_left/n_train),
         'weights from elsewhere, as of a finished training': n['foreign']*(n['steps']>0)}
 
 # %% ../../nbs/show/11_judge.ipynb #judge014
@@ -162,7 +164,7 @@ def visit(part, fit, epochs, seed, folder, place, watches): # `folder`: where th
         start_s = perf_counter()
         train(learn, fit, epochs)
         returned_s = perf_counter()-start_s
-        for o in {*threading.enumerate()}-threads: # a pool's, and those without a function, may stay
+        for o in {*threading.enumerate()}-threads: # a pool's may stay
             if '(' in o.name and not o.daemon: o.join()
         while watcher.n['open']>0: sleep(.001)
         wait_for(device)
@@ -176,7 +178,7 @@ def visit(part, fit, epochs, seed, folder, place, watches): # `folder`: where th
 ALLOW = ('images steps validation input products precision parameters trainable augmentations '
          'weights seeds').split()
 
-def fact_text(x): return x if isinstance(x, str) else fmt(x, digits=6)
+def fact_text(x): return x if isinstance(x, str) else fmt(round(x, 3), digits=6)
 
 def compare_facts(b, a, allow=())->list: # A dict for each: `what`, `before`, `after`, `verdict`
     "What before and after did"
@@ -348,7 +350,8 @@ def judge(
             rows[-1]['scores'] = fresh('Validation', validate, sides, i, folder, place)
         for o in sides:
             fit_s = min(row[o]['fit_s'] for row in rows)
-            fresh(f'The time of {o}', check_step, sides[o], watched[o]['facts'], epochs, fit_s, place)
+            facts = watched[o]['facts']
+            fresh(f'The time of {o}', check_step, sides[o], facts, epochs, fit_s, place)
         work += compare_facts(*(facts_of_rounds(o, rows, watched) for o in sides), allow)
         scores = ([o['scores'][side]['end'] for o in rows] for side in sides)
         return decide(work, [compare_learning(*scores, margin)], rows)
