@@ -232,7 +232,7 @@ def compare_learning(before, after, margin)->dict: # Scores over seeds, as `vali
     b, a = (np.array([o[what] for o in side]) for side in (before, after))
     x = a-b if what=='accuracy' else 100*(b-a)/abs(b).mean() # above 0 is better
     i = ratio_ci(np.exp(x/100), np.ones(len(x)), paired=True) # Student's, on logarithms
-    mid, lo, hi = 100*np.log([i.mid, i.lo, i.hi])
+    mid, lo, hi = np.round(100*np.log([i.mid, i.lo, i.hi]), 6)
     state = 'equal' if lo>=-margin else 'worse' if hi<-margin else 'unknown'
     sd, distance = np.std(x, ddof=1) if len(x)>1 else math.inf, abs(mid+margin)
     n = next((n for n in range(len(x)+1, 1000) if sps.t.ppf(.975, n-1)*sd<distance*n**.5), None)
@@ -307,7 +307,8 @@ def check_step(part, facts, epochs, fit_s, place)->dict: # With an `error` if th
 
 # %% ../../nbs/show/11_judge.ipynb #judge036
 def judge(
-    before:Callable|str,  # Takes a seed, returns a new Learner; or 'file.py:function'
+    before:Callable|str,  # Takes a seed, which decides the first weights, and returns a new Learner;
+                          # or 'file.py:function'
     after:Callable|str,   # The same after the change
     fit='fit_one_cycle',  # As `sweep` takes it, or two: before's and after's
     epochs:int=3,         # Of each fit
