@@ -29,9 +29,9 @@ _NAMES = { # of each module, in the order of the rooms
     'show.plot': ('plot_batch_sizes plot_memory plot_monitor '
         'plot_phases plot_speedup plot_visits series_style'),
     'show.compare': 'compare fmt_ratio',
-    'show.findings': 'findings',
     'show.report': 'report',
     'show.gain': 'gain',
+    'show.judge': 'judge',
     'course.checks': 'LabSession check check_guess lab_records mine_or_ours',
 }
 _module = {name: module for module,names in _NAMES.items() for name in names.split()}

@@ -11,7 +11,8 @@ from unittest.mock import patch
 import pytest
 from made_up_records import HOSTILE, PARTS, failed, folder_of, visit, visits
 
-from gpubench import compare, findings, ratio_ci, report
+from gpubench import compare, ratio_ci, report
+from gpubench.show.findings import findings
 from gpubench.show.compare import load_records
 from gpubench.ground import stats
 
