@@ -40,8 +40,8 @@ def _draw_series(ax, df, y, label, style):
 def _draw_failures(ax, df, labels):
     "A cross for each batch size that failed, with the reason and, if there are several, the series"
     failed, at_axis = df[~succeeded(df)], ax.get_xaxis_transform()
-    texts = failed.get('status', pd.Series()).astype(object)   # pandas 3 adds no object to a str
-    if labels.nunique()>1: texts = texts+' ('+labels[failed.index]+')'
+    texts = failed.get('status', pd.Series(dtype=object))
+    if labels.nunique()>1: texts = texts.astype(object)+' ('+labels[texts.index].astype(object)+')'
     for bs,found in texts.groupby(failed.bs):
         ax.plot(bs, 0, 'x', color=ink(), ms=9, mew=2, transform=at_axis, clip_on=False, zorder=5)
         ax.annotate(as_is('\n'.join(sorted(found.unique()))), (bs, 0), (0, 9), xycoords=at_axis,

@@ -8,6 +8,7 @@ __all__ = ['BLOCK', 'start_build', 'FusedOptimizer', 'unfuse', 'fuse']
 # %% ../../nbs/step/01_optim.ipynb #5c11d841
 import math
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import NamedTuple
 import torch
@@ -114,9 +115,8 @@ if triton:
 # %% ../../nbs/step/01_optim.ipynb #48c217c0
 BLOCK = 1024   # elements that one program of the kernel updates
 
-@lru_cache
 def _can_launch(device, recipe):
-    if not triton or device.type!='cuda': return False
+    if not triton or device.type!='cuda' or recipe is None: return False
     dtypes = torch.int64, torch.int32, torch.float32
     try:
         ints, n_done, floats = (torch.zeros(16, dtype=o, device=device) for o in dtypes)
@@ -130,10 +130,12 @@ def _can_launch(device, recipe):
     return True
 
 # %% ../../nbs/step/01_optim.ipynb #ccad4b85
-def start_build(opt): # Is there a kernel for its steps? Not on CPUs
-    "Build what an optimizer's steps need, unless it's there"
-    recipe, device = recipe_of(opt), next(p.device for ps in opt.param_lists for p in ps)
-    return recipe is not None and _can_launch(device, recipe)
+@lru_cache
+def _building(*args): return ThreadPoolExecutor(1).submit(_can_launch, *args)
+
+def start_build(opt): # A `Future`
+    "Build in a thread what an optimizer's steps need, unless it's there; is there a kernel?"
+    return _building(next(p.device for ps in opt.param_lists for p in ps), recipe_of(opt))
 
 # %% ../../nbs/step/01_optim.ipynb #834871ea
 def place(o): # A tensor or None
@@ -206,7 +208,7 @@ class Update:
     def __init__(self, plan, grads):
         self.plan, self.grads = plan, grads
         device, n_groups = plan.about.device, len(plan.opt.hypers)
-        self.on_triton = _are_plain(plan.params, grads) and start_build(plan.opt)
+        self.on_triton = _are_plain(plan.params, grads) and start_build(plan.opt).result()
         self.tensors = plan.about.new_zeros(len(grads), 4)
         self.at, self.losses = plan.about.new_zeros(1), torch.zeros(1, device=device)
         self.n_done = torch.zeros(1, dtype=torch.int32, device=device)
