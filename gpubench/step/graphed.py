@@ -171,7 +171,7 @@ class GraphedStepCallback(FusedStepCallback):
     A graph lives within one fit, while only fastai's own callbacks and gpubench's run code. A
     callback that isn't known makes steps eager if it acts at batches, and the graph new in each
     epoch if it acts at epochs, unless its class declares `graph_safe` (`gpubench.step.turns`). A
-    graph's first replay is compared with the eager step from the same state; where they differ,
+    graph's second replay is compared with the eager step from the same state; where they differ,
     the graph goes.
 
     Transforms of the loader, schedules and metrics are trusted to leave the network alone, and

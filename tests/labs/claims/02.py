@@ -18,7 +18,7 @@ above = dict(b64=[2190, 2200, 2210], b256=[2230, 2210, 2220], b1024=[1500, 1510,
 for records,right,wrong in [(rates(b16=[500, 510, 505], **above), 64, 256), (rates(b16=[130, 560, 1900], **above), 64, 16),
                             (rates(b16=[500, 510, 505], b64=[900, 4000, 2200], b256=[700, 5000, 2100]), 'too noisy to tell', 64)]:
     with planted(df=records, by_size=records.groupby('bs')):
-        again('fastest = by_size')
+        again('against = ratios')
         assert [check('02.plateau', o, choice=choice).ok for o in (right, wrong)]==[True, False], choice
-again('fastest = by_size')
+again('against = ratios')
 assert check('02.plateau', 7.5, choice=choice).ok is False
