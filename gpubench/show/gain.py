@@ -60,7 +60,7 @@ class Gain:
     "What a Learner would gain: a table and a sentence when shown"
     def __init__(self, twins, learn, fit, ways, now=None, costs=None, about=None):
         store_attr(but='ways')  # `Clocks.epoch_table`; of transforms, in ms; for remedies
-        self.ways = [o for o in ways if o.visits]
+        self.ways = [o for o in ways if o.visits and not o.failed]
         self.failed = {o.name: o.failed for o in ways if o.failed}
         self.noise, self.got_cb, self.applied = pooled(self.ways), None, None
     @property
