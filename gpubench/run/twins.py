@@ -18,7 +18,7 @@ from unittest import mock
 from weakref import finalize
 
 import torch
-from fastai.basics import Callback, Learner, noop
+from fastai.basics import Callback, Learner, Recorder, noop
 from fastai.callback.all import ProgressCallback, ShowGraphCallback, TrackerCallback
 
 from ..ground.core import StateError, check_value, free_memory
@@ -64,7 +64,8 @@ _REMAINS = {'dl', 'xb', 'yb', 'pred', 'loss', 'loss_grad', 'scaler', 'lock', '_w
 _SERVICES = {f'fastai.callback.{o}' for o in 'azureml comet neptune tensorboard wandb'.split()}
 
 def is_of_speed_up(o): # A callback, or what one has put into a Learner
-    return type(o).__module__.startswith(('gpubench.step.', 'gpubench.data.'))
+    is_ours = type(o).__module__.startswith(('gpubench.step.', 'gpubench.data.'))
+    return is_ours and not isinstance(o, Recorder) # which is copied as fastai's
 
 # %% ../../nbs/run/03_twins.ipynb #1b576601
 def _copy_loader(dl, memo):

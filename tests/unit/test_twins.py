@@ -18,7 +18,7 @@ from fastai.callback.tracker import ReduceLROnPlateau, SaveModelCallback, Termin
 from fastai.callback.training import GradientAccumulation, ShortEpochCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
-from fastai.learner import Learner
+from fastai.learner import Learner, Recorder
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.optimizer import OptimWrapper
@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 
 from gpubench.run.twins import Twins, copy_training
-from gpubench.step.fast import speed_up
+from gpubench.step.fast import SpeedUp, speed_up
 
 # ---- what Learners are made of
 
@@ -175,6 +175,11 @@ def test_a_copy_trains_alike_and_leaves_the_original_alone(name, tmp_path):
 
 class HoldsCallback(Callback):
     def __init__(self, held): self.held = held
+
+def test_a_recorder_that_reads_losses_late_has_a_copy():
+    learn = fit(learner())
+    SpeedUp(learn).defer_losses()
+    with Twins(learn).one() as twin: assert type(twin.recorder) is Recorder and len(fit(twin).recorder.losses)==4
 
 def test_callbacks_that_cannot_be_copied_are_named(tmp_path):
     files = [(tmp_path/o).open('w') for o in ('open.txt', 'closed.txt')]
