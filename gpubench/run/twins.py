@@ -10,7 +10,7 @@ import copy
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from types import CellType, FunctionType, ModuleType
@@ -82,6 +82,14 @@ def _why_not_copied(cb, memo): # '' if nobody needs to know it, None if it can b
     try: copy.deepcopy(cb, memo.copy())
     except Exception as e: return str(e)
 
+# %% ../../nbs/run/03_twins.ipynb #c9a36365
+def _own_loaders(learn):
+    "Give a Learner copies of its loaders, if they can be copied: others may use them"
+    memo = {}
+    with holding_copies(), suppress(Exception):
+        for dl in learn.dls.loaders: _copy_loader(dl, memo)
+        learn.dls = copy.deepcopy(learn.dls, memo)
+
 # %% ../../nbs/run/03_twins.ipynb #684d1a96
 def _copy_attributes(learn, new, memo)->dict:
     "Fill in a copy; returns the names of callbacks that are left out, and why"
@@ -152,6 +160,7 @@ class Twins:
         if isinstance(self.source, Learner): twin, self.left_out = copy_training(self.source)
         else: twin = self.source()
         check_value('learn()', twin, isinstance(twin, Learner), 'a new fastai `Learner`')
+        if not isinstance(self.source, Learner): _own_loaders(twin)
         twin.path, twin.model_dir = Path(self.folder), 'models'
         twin.dls.path = twin.path
         return twin
