@@ -277,6 +277,8 @@ class ImagePool:
 WORKER = 'gpubench images'     # the processes' name
 
 def _begin(i): # in a worker
+    gc.freeze() # what is the parent's
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN) # an interrupt is for the parent
     os.nice(1) # the training comes first
 
@@ -306,12 +308,14 @@ def start(self:ImagePool, images, paths): # An iterator
 
 # %% ../../nbs/data/07_images.ipynb #f5b8743c
 def _forked(loader):
-    gc.freeze() # a child mustn't collect garbage of the parent's, which may end in CUDA
+    was_on = gc.isenabled()
+    gc.disable() # a child mustn't collect garbage of the parent's, which may end in CUDA
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # of threads beside a fork, and of fewer cores
             workers = iter(loader)
-    finally: gc.unfreeze()
+    finally:
+        if was_on: gc.enable()
     for o in workers._workers: o.name = WORKER
     return workers
 
@@ -493,6 +497,7 @@ def _validation(self:FeedCallback): # Its images and loader, if they are the sam
         dl = self.loaders()[1]
         images = self._images(dl) # workers of the training get to know them
         is_same = images.stages.has_plain_paths and not images.stages.recipe.drawing
+        if dl.dataset is self.learn.dl.dataset: return # its rooms are in use
         return (images, dl) if is_same and not dl.shuffle else None
 
 # %% ../../nbs/data/07_images.ipynb #imgs0133

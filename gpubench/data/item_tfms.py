@@ -118,7 +118,8 @@ class Recipe:
         self.fixed = [*takewhile(partial(_is_fixed, split_idx=split_idx), tfms)]
         self.drawing = tfms[len(self.fixed):]
         crop = next((o for o in self.drawing if type(o) is not FlipItem), None)
-        is_crop = type(crop) is Resize and crop.method==ResizeMethod.Crop
+        is_crop = (type(crop) is Resize and crop.method==ResizeMethod.Crop
+                   and crop.mode!=Image.Resampling.NEAREST)
         self.crop_size = crop.size if is_crop and PILMask not in classes else None
         self.key = repr(([*map(_describe, tfms)], classes, [o._open_args for o in classes],
                          ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, os.getcwd()))

@@ -10,7 +10,7 @@ import copy
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from types import CellType, FunctionType, ModuleType
@@ -18,7 +18,7 @@ from unittest import mock
 from weakref import finalize
 
 import torch
-from fastai.basics import Callback, Learner, noop
+from fastai.basics import Callback, Learner, Recorder, noop
 from fastai.callback.all import ProgressCallback, ShowGraphCallback, TrackerCallback
 
 from ..ground.core import StateError, check_value, free_memory
@@ -64,7 +64,8 @@ _REMAINS = {'dl', 'xb', 'yb', 'pred', 'loss', 'loss_grad', 'scaler', 'lock', '_w
 _SERVICES = {f'fastai.callback.{o}' for o in 'azureml comet neptune tensorboard wandb'.split()}
 
 def is_of_speed_up(o): # A callback, or what one has put into a Learner
-    return type(o).__module__.startswith(('gpubench.step.', 'gpubench.data.'))
+    is_ours = type(o).__module__.startswith(('gpubench.step.', 'gpubench.data.'))
+    return is_ours and not isinstance(o, Recorder) # which is copied as fastai's
 
 # %% ../../nbs/run/03_twins.ipynb #1b576601
 def _copy_loader(dl, memo):
@@ -80,6 +81,14 @@ def _why_not_copied(cb, memo): # '' if nobody needs to know it, None if it can b
     if type(cb).__module__ in _SERVICES: return 'it reports to a service'
     try: copy.deepcopy(cb, memo.copy())
     except Exception as e: return str(e)
+
+# %% ../../nbs/run/03_twins.ipynb #c9a36365
+def _own_loaders(learn):
+    "Give a Learner copies of its loaders, if they can be copied: others may use them"
+    memo = {}
+    with holding_copies(), suppress(Exception):
+        for dl in learn.dls.loaders: _copy_loader(dl, memo)
+        learn.dls = copy.deepcopy(learn.dls, memo)
 
 # %% ../../nbs/run/03_twins.ipynb #684d1a96
 def _copy_attributes(learn, new, memo)->dict:
@@ -151,6 +160,7 @@ class Twins:
         if isinstance(self.source, Learner): twin, self.left_out = copy_training(self.source)
         else: twin = self.source()
         check_value('learn()', twin, isinstance(twin, Learner), 'a new fastai `Learner`')
+        if not isinstance(self.source, Learner): _own_loaders(twin)
         twin.path, twin.model_dir = Path(self.folder), 'models'
         twin.dls.path = twin.path
         return twin

@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['PARTS', 'FINDINGS', 'is_usual', 'option_text', 'add_labels', 'labeled', 'by_size', 'summary', 'is_fair', 'speeds',
-           'with_options', 'best_option', 'batch_sizes', 'best_settings', 'Part', 'slow_parts', 'accuracies',
+           'with_options', 'best_option', 'batch_sizes', 'best_settings', 'as_html', 'Part', 'slow_parts', 'accuracies',
            'failures', 'same_twice', 'doubtful', 'findings']
 
 # %% ../../nbs/show/05_findings.ipynb #3765c848
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 
 import pandas as pd
 
@@ -190,6 +192,11 @@ def best_settings(w:pd.DataFrame)->list[str]:
         sizes = set.intersection(*(set(o) for _,o in rows.groupby('how').bs.unique().items()))
         if sizes: out += _enough(best_option(rows[rows.bs.eq(max(sizes))], names), side)
     return out
+
+# %% ../../nbs/show/05_findings.ipynb #3ae531d0
+def as_html(text:str)->str:
+    "A sentence as HTML"
+    return re.sub('`(.+?)`', r'<code>\1</code>', escape(text, quote=False))
 
 # %% ../../nbs/show/05_findings.ipynb #c182aa1d
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ..run.ways import (
     APPLY, OF_IT, Clocks, Way, batch_costs, find_ways, glance, item_costs, n_workers_of,
     same_batch, visit)
 from .compare import fmt_bound, fmt_ratio, is_noisy
-from .findings import PARTS
+from .findings import PARTS, as_html
 
 # %% ../../nbs/show/10_gain.ipynb #6d9e8ee7
 def pooled(ways): # (standard deviation, degrees of freedom)
@@ -60,7 +60,7 @@ class Gain:
     "What a Learner would gain: a table and a sentence when shown"
     def __init__(self, twins, learn, fit, ways, now=None, costs=None, about=None):
         store_attr(but='ways')  # `Clocks.epoch_table`; of transforms, in ms; for remedies
-        self.ways = [o for o in ways if o.visits]
+        self.ways = [o for o in ways if o.visits and not o.failed]
         self.failed = {o.name: o.failed for o in ways if o.failed}
         self.noise, self.got_cb, self.applied = pooled(self.ways), None, None
     @property
@@ -71,7 +71,8 @@ class Gain:
         without = [f'This is without {k}: {v}.' for k,v in self.twins.left_out.items()]
         return ' '.join([self.headline(), self.reason(), *without])
     def __repr__(self): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence()}'
-    def _repr_html_(self): return f'{self.to_df().to_html(index=False)}<p>{self.sentence()}</p>'
+    def _repr_html_(self):
+        return f'{self.to_df().to_html(index=False)}<p>{as_html(self.sentence())}</p>'
 
 # %% ../../nbs/show/10_gain.ipynb #92bd46d6
 @patch

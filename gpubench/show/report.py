@@ -24,7 +24,7 @@ from ..ground.stats import (
 from .compare import (
     add_prices, compare_sides, fmt, fmt_ratio, pick_base, read_runs)
 from .draw import drawing
-from .findings import add_labels, by_size, findings, is_fair, summary
+from .findings import add_labels, as_html, by_size, findings, is_fair, summary
 from .plot import (
     MEMORY, plot_batch_sizes, plot_memory, plot_phases, plot_speedup, plot_visits)
 
@@ -170,7 +170,7 @@ def _render(**values):
     def text(name): return files('gpubench.show').joinpath(name).read_text(encoding='utf-8')
     jinja = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = jinja.from_string(text('page.html'))
-    return page.render(**values, table=html_table, svg=svg_uri, css=text('page.css'))
+    return page.render(**values, table=html_table, html=as_html, svg=svg_uri, css=text('page.css'))
 
 # %% ../../nbs/show/07_report.ipynb #003a51bc
 def _sections(df, base):

@@ -172,6 +172,12 @@ def test_a_change_that_fails_is_a_row_of_the_table():
     assert "speed_up wasn't tried" in found.headline() and found.failed=={'speed_up(learn)': "It couldn't be tried: ValueError: no"}
     assert found.to_df().how.tolist()[-1]==failed.failed and np.isnan(pooled(found.ways[1:])[0])
 
+def test_a_change_that_fails_later_is_not_applied():
+    failed = made_way('speed_up(learn)', APPLY, 1., 1.)
+    failed.failed = 'no memory'
+    found = made_gain(failed)
+    assert found.best is None and [*found.to_df().what].count('speed_up(learn)')==1
+
 def test_apply_does_what_is_said_to_bring_most():
     once = made_way('images decoded once', APPLY, 1., change=decode_once)
     found = made_gain(once, made_way('speed_up(learn)', APPLY, 3., 4.), learn=synth_learner())

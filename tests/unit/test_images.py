@@ -673,6 +673,16 @@ def test_workers_leave_the_garbage_of_the_process_that_forked_them(files, tmp_pa
     assert [o.name for o in tmp_path.iterdir()]==[f'{os.getpid()}']
 
 
+def test_what_is_frozen_stays_so(files):
+    "As while `gain` or a visit of a sweep measures"
+    gc.freeze()
+    try:
+        fitted(lambda: make_dls(files), feed := FeedCallback(2))
+        feed.release()
+        assert gc.get_freeze_count() and gc.isenabled()
+    finally: gc.unfreeze()
+
+
 def test_where_nothing_can_be_forked_the_loader_stays_fastai_s(files, monkeypatch):
     monkeypatch.setattr(images.sys, 'platform', 'darwin')
     fitted(lambda: make_dls(files), feed := FeedCallback(2))
@@ -689,6 +699,14 @@ def test_a_pass_within_a_pass_over_the_same_images_is_fastai_s(files):
     (ours, a), (stock, b) = run(FeedCallback(2)), run()
     check_same(ours, stock)
     assert a==b
+
+
+@pytest.mark.parametrize('bs', [4, 8])
+def test_one_set_trains_and_validates(files, bs):
+    def make():
+        train = make_dls(files*4, bs=4).train
+        return DataLoaders(train, train.new(shuffle=False, drop_last=False, bs=bs))
+    check_fit(make)
 
 
 def test_the_validation_begins_while_the_training_ends(files):

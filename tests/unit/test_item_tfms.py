@@ -94,3 +94,13 @@ def test_crops_of_a_large_photograph(tmp_path):
         theirs = np.array(crop(PILImage.create(tmp_path/'a.jpg'), split_idx=0)).astype(int)
         off = np.abs(recipe.finish(kept, seed)[0].transpose(1, 2, 0)-theirs)
         assert off.mean()<4        # a crop begins up to half of a pixel off
+
+
+def test_a_crop_of_nearest_pixels_makes_no_new_colors(tmp_path):
+    "Of a large image, which other crops reduce"
+    Image.fromarray(np.random.default_rng(0).integers(0, 2, (90, 120, 3), np.uint8)*255).save(path := tmp_path/'a.png')
+    crop = Resize(16, resamples=(Image.Resampling.NEAREST,)*2)
+    recipe = Recipe([PILImage], [crop], 0)
+    random.seed(5)
+    theirs = np.array(crop(PILImage.create(path), split_idx=0))
+    assert np.array_equal(recipe.finish(recipe.decode([path]), 5)[0].transpose(1, 2, 0), theirs)

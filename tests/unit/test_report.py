@@ -139,6 +139,10 @@ def test_everything_from_records_is_escaped(tmp_path):
     assert '<script>alert(1)</script>' in page.text and '{{ 7*7 }}' in page.text     # shown as it stands
     assert {o.get('src', '')[:5] for o in page.all('img')}=={'data:'}
 
+def test_what_is_in_backticks_is_code(tmp_path):
+    page = page_of(tmp_path, visits((64, 16), ['cuda'], optimizer_ms=9., step_ms=10.))
+    assert page.all('code') and '`' not in page.text
+
 def test_where_the_page_goes(tmp_path):
     folder = folder_of(tmp_path/'run', visits())
     (tmp_path/'class.jsonl').write_bytes((folder/'records.jsonl').read_bytes())

@@ -3,6 +3,7 @@ import copy
 import random
 import threading
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from fastai.callback.tracker import ReduceLROnPlateau, SaveModelCallback, Termin
 from fastai.callback.training import GradientAccumulation, ShortEpochCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
-from fastai.learner import Learner
+from fastai.learner import Learner, Recorder
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.optimizer import OptimWrapper
@@ -28,7 +29,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 
 from gpubench.run.twins import Twins, copy_training
-from gpubench.step.fast import speed_up
+from gpubench.step.fast import SpeedUp, speed_up
 
 # ---- what Learners are made of
 
@@ -175,6 +176,19 @@ def test_a_copy_trains_alike_and_leaves_the_original_alone(name, tmp_path):
 
 class HoldsCallback(Callback):
     def __init__(self, held): self.held = held
+
+def test_a_recorder_that_reads_losses_late_has_a_copy():
+    learn = fit(learner())
+    SpeedUp(learn).defer_losses()
+    with Twins(learn).one() as twin: assert type(twin.recorder) is Recorder and len(fit(twin).recorder.losses)==4
+
+def test_a_function_s_learners_may_share_their_loaders():
+    dls, path = learner().dls, Path('mine')
+    dls.path, before = path, [*dls.loaders]
+    with Twins(lambda: learner(dls=dls)).one() as twin:
+        twin.dls.train.bs, twin.dls.loaders = 2, twin.dls.loaders[::-1]
+        assert fit(twin) and twin.dls.valid.dataset is dls.train.dataset
+    assert (dls.path, dls.train.bs, dls.loaders)==(path, 8, before)
 
 def test_callbacks_that_cannot_be_copied_are_named(tmp_path):
     files = [(tmp_path/o).open('w') for o in ('open.txt', 'closed.txt')]
