@@ -63,7 +63,7 @@ class CUDACapture:
                 try:
                     graph.capture_begin(pool=self.pool, capture_error_mode='thread_local')
                     out = step()
-                except Exception:
+                except BaseException:                  # also an interrupt
                     self._abandon(graph, generator, kept)
                     raise
                 graph.capture_end()
@@ -344,7 +344,9 @@ def finish(self:Step, plan, update):
 def eager(self:Step, learn, is_last): # What `backward` returns
     with _search(self.compile): out = self.backward(*make_batch(self.input.fed, learn.xb, learn.yb))
     if is_last:
-        self.finish(self.opt.plan(), self.opt.step)
+        plan, update = self.opt.plan(), self.opt.step
+        if self.scaler: update = Update(plan, [p.grad for p in plan.params]).step  # fp16's may skip
+        self.finish(plan, update)
         self.opt.zero_grad()
     return out
 
@@ -383,7 +385,7 @@ def record(self:Step, is_last, capture, loss): # A loss like those of the step
         reached = [p for ps in self.opt.param_lists for p in ps if p.grad is not None]
         if list(map(id, reached))!=list(map(id, plan.params)):
             raise StateError("Its steps don't always reach the same parameters.")
-    except Exception:
+    except BaseException:                              # also an interrupt
         for p,g in zip(plan.params, before): p.grad = g
         raise
     update.point()

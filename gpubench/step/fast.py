@@ -90,9 +90,10 @@ class _Parts(_Table):
         if any(map(is_lazy, weights)): why = "Some weights don't exist yet."
         elif {4, 5} & {o.ndim for o in weights}!={4}: why = 'It is for convolutions of images.'
         elif not pays: why = 'On a GPU it pays with bf16, fp16 or TF32.'
-        cb = None if self.find(ChannelsLast) else ChannelsLastCallback()     # fastai's own stays
+        if self.find(ChannelsLast): return self.add(                         # fastai's own stays
+            'channels_last', 'The Learner has it already.', why)
         self.add('channels_last', 'convolutions without reordering; dropout between them draws '
-                 'another mask', why, cb)
+                 'another mask', why, ChannelsLastCallback())
     def fuse_step(self):
         self.add('fused step', 'one call instead of ten for each tensor', cb=FusedStepCallback())
 

@@ -23,7 +23,7 @@ from ..data.loaders import PixelDL
 from ..data.images import FeedDL
 from .kept import host_state, is_exact
 from ..watch.monitor import MonitorCallback
-from .optim import FusedOptimizer, fuse, start_build, unfuse
+from .optim import FusedOptimizer, fuse, recipe_of, start_build, unfuse
 from .recorder import DeferredRecorder
 from ..watch.timing import StepTimerCallback, _StandIn, acts
 from .turns import EPOCH_EVENTS, Company, role_of, strangers, why_eager
@@ -240,8 +240,8 @@ def begin_fit(self:GraphedStepCallback):
 def find_reason(self:GraphedStepCallback):
     "Why steps can't be captured, or ''"
     if not self.capture: return 'A CPU has no launches to save.'
-    if not isinstance(self.learn.opt, FusedOptimizer):
-        return 'The optimizer was replaced within the fit.'
+    if not isinstance(self.learn.opt, FusedOptimizer) or recipe_of(self.learn.opt) is None:
+        return 'The optimizer was changed within the fit.'
     return why_eager(self.learn)
 
 @patch

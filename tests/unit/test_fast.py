@@ -20,7 +20,7 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.learner import Learner, load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
-from fastai.optimizer import SGD, Adam
+from fastai.optimizer import SGD, Adam, Optimizer
 from fastai.torch_core import params, set_seed
 from fastai.vision.learner import model_meta, vision_learner
 from torch import nn
@@ -576,6 +576,23 @@ def test_an_error_in_an_epoch_leaves_a_learner_that_trains(gathered):
         if GraphedStepCallback in removed:
             assert '_do_one_batch' not in vars(learn) and not any(p.grad.any() for p in learn.model.parameters())
         learn.fit(1)
+
+def test_an_interrupted_capture_leaves_no_gradients_of_its_own():
+    learn = learner(True)
+    def stop(step):
+        step()
+        raise KeyboardInterrupt
+    learn.graphed_step.capture.record = stop
+    with pytest.raises(KeyboardInterrupt): learn.fit(1)
+    assert not any(p.grad.any() for p in learn.model.parameters())
+
+def test_an_optimizer_that_gets_a_function_between_epochs_steps_by_itself():
+    learn, seen = learner(True), []
+    class Changes(Callback):
+        def before_epoch(self):
+            if self.epoch==1: self.learn.opt.cbs = [*self.learn.opt.cbs, lambda p, **kwargs: seen.append(p)]
+    with pytest.warns(UserWarning, match='changed within the fit'): learn.fit(2, cbs=Changes())
+    assert seen and type(learn.opt) is Optimizer
 
 @pytest.mark.parametrize('gathered', [False, True])
 @pytest.mark.parametrize('device', DEVICES)

@@ -12,6 +12,7 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import TensorImage, TensorMask, set_seed
 from fastai.vision.models.unet import DynamicUnet
+from gpubench.step import graphed
 from gpubench.step.capture import TapeCapture
 from gpubench.step.fast import GraphedStepCallback, defer
 from gpubench.data.loaders import get_dls
@@ -79,6 +80,16 @@ def test_an_interrupted_step_leaves_no_later_one_skipped(autocast, monkeypatch):
     cb = Interrupted()
     with pytest.raises(KeyboardInterrupt): half('captured', 'cpu', lambda: [GradientClip(.1), cb])
     assert cb.plan.skip==0
+
+def test_a_step_is_skipped_as_well_where_its_capture_failed(autocast, monkeypatch):
+    def scaler(_, **kwargs): return torch.amp.GradScaler('cpu', **kwargs | dict(init_scale=2.**24))    # the first are skipped
+    monkeypatch.setattr(fastai.callback.fp16, 'GradScaler', scaler)
+    monkeypatch.setattr(graphed, 'N_WARM_UP', 1)
+    def fail(self, step): raise RuntimeError('not today')
+    monkeypatch.setattr(TapeCapture, 'record', fail)
+    with pytest.warns(UserWarning, match='not today'): learn = half('captured', 'cpu', lambda: [])
+    assert learn.scales.epochs==half('eager', 'cpu', lambda: []).scales.epochs
+    assert all(o.isfinite().all() for o in learn.model.parameters())
 
 def unet(how, device, cbs=()):
     set_seed(0)

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.hook import ActivationStats, hook_output
 from fastai.callback.mixup import MixUp
@@ -106,6 +107,10 @@ def test_a_callback_that_makes_images_of_rows_is_no_obstacle():
     (stock, _), (fast, done) = (fitted(o, cbs=[RowsCallback, LateCallback]) for o in (None, speed_up))
     assert_close(stock, fast)
     assert rows(done).on['channels_last']
+
+def test_fastais_own_channels_last_stays():
+    done = in_channels_last(learner(cbs=[ChannelsLast]))
+    assert rows(done).why['channels_last']=='The Learner has it already.'
 
 class InPlace(nn.Sequential):
     "Normalizes its input where it is"
