@@ -326,6 +326,9 @@ def judge(
     side prepared before; training on held-out images; a loop of a side's own that loads weights."""
     check_whole('epochs', epochs, 1)
     check_whole('seeds', seeds, 1)
+    check_value('margin', margin, margin>=0, 'a number of at least 0')
+    for o in (before, after): check_value(
+        'A side', o, callable(o) or ':' in o, "'file.py:function' or a function of the seed")
     for o in allow: one_of('work', o, ALLOW)
     fits = dict(zip(('before', 'after'), fit if isinstance(fit, (list, tuple)) else (fit, fit)))
     for o in fits.values(): check_fit(o)
