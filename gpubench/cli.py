@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import sys
+import traceback
 import warnings
 from inspect import Parameter
 from pathlib import Path
@@ -421,7 +422,11 @@ def judge_command(
     gpubench judge before.py:make_learner after.py:make_learner --epochs 3 --allow precision
     """
     from gpubench.show.judge import STATUS, judge
-    found = judge(before, after, fit, epochs, seeds, margin, allow, timeout_s, wait, _at_terminal())
+    try: found = judge(before, after, fit, epochs, seeds, margin, allow, timeout_s, wait)
+    except Exception as e:
+        if _message_of(e): raise
+        traceback.print_exc()
+        return _UNUSABLE # 1 is a verdict
     _print(json.dumps(found.as_dict(), indent=1) if json_ else found)
     return STATUS[found.verdict]
 

@@ -14,7 +14,6 @@ import pickle
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from contextlib import chdir, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,10 +27,8 @@ import torch
 from fastai.basics import Callback, Learner, accuracy, patch, set_seed
 from fastai.vision.augment import RandTransform
 from scipy import stats as sps
-from tqdm.auto import tqdm
 
-from ..ground.core import (
-    StateError, allows_tf32, check_value, check_whole, one_of, wait_for)
+from ..ground.core import StateError, allows_tf32, check_value, check_whole, one_of, wait_for
 from ..ground.record import plain_record
 from ..ground.stats import ratio_ci
 from ..watch.timing import batch_images
@@ -43,12 +40,14 @@ from ..run.process import device_locks, pack, run_fresh
 from .compare import fmt, fmt_ratio
 
 # %% ../../nbs/show/11_judge.ipynb #judge005
-def make_side(part, seed)->Learner: # 'file.py:function', 'module:function', or a packed function
+def make_side(side, seed)->Learner: # `side`: its folder, and 'file.py:function' or a packed one
     "Open a side in this process, and call it"
+    place, what = side
+    os.chdir(place)
     set_seed(seed)
-    if isinstance(part, bytes): make = pickle.loads(part)[0]
+    if isinstance(what, bytes): make = pickle.loads(what)[0]
     else:
-        path, _, name = part.rpartition(':')
+        path, _, name = what.rpartition(':')
         folder, file = os.path.split(os.path.abspath(path))
         sys.path.insert(0, folder)
         sys.modules.pop(module := file.removesuffix('.py'), None) # the other side's
@@ -69,26 +68,25 @@ def augmentations(dl)->set: # Names
     affine = [getattr(f, 'func', f) for o in tfms for f in getattr(o, 'aff_fs', ())]
     return {o.__name__ for o in (*map(type, tfms), *affine)}-{'Resize'}
 
+# %% ../../nbs/show/11_judge.ipynb #judge009
 def precision_of(product)->str: # A name from `TF32`
     "How a matrix product or convolution that has just run was computed"
     switches = allows_tf32(torch.backends.cuda.matmul), allows_tf32(torch.backends.cudnn)
     of_float32 = next((k for k,o in TF32.items() if o==switches), 'tf32')
     return {torch.float16: 'fp16', torch.bfloat16: 'bf16'}.get(product.dtype, of_float32)
 
-# %% ../../nbs/show/11_judge.ipynb #judge009
 class WorkCallback(Callback):
     "Counts a fit's images by its events; `watch` also looks at each pass through the network"
-    order, graph_safe, is_trained = 1e9, 'counts', None
-    def __init__(self): self.n, self.saw, self.n_images = Counter(), defaultdict(set), 0
-    def before_fit(self): self.n['open'] += 1
-    def after_fit(self): self.n['open'] -= 1
-    def after_batch(self): self.n_images += batch_images(self.learn)
+    order, graph_safe, is_trained, first_loss = 1e9, 'counts', None, 0.
+    def __init__(self): self.n, self.saw = Counter(), defaultdict(set)
+    def after_batch(self):
+        if not self.n['counted']: self.first_loss = self.loss.detach().clone()
+        self.n['counted'] += batch_images(self.learn)
     def after_validate(self): self.n['reported'] += 1
     def after_step(self):
         self.n['steps'] += 1
         if self.saw['weights']: self.saw['weights'].add(weights_print(self.model))
     def watch(self):
-        self.saw['augmentations'] = augmentations(self.dls.train)
         self.saw['weights'] = {weights_print(self.model)}
         self.model.register_forward_pre_hook(self.look)
         self.model.register_forward_hook(self.arm)
@@ -107,18 +105,15 @@ def _digest(x): return hash(x.detach().float().cpu().numpy().tobytes())
 
 @patch
 def look(self:WorkCallback, model, xb): # before each pass
-    x, is_trained, saw = xb[0], torch.is_grad_enabled(), self.saw
-    is_new, self.is_trained = is_trained!=self.is_trained, is_trained # a part of an epoch
-    self.n.update({('parts', is_trained): is_new, ('images', is_trained): len(x)})
+    x, is_trained, n, saw = xb[0], torch.is_grad_enabled(), self.n, self.saw
+    n.update({('parts', is_trained): is_trained!=self.is_trained, ('images', is_trained): len(x)})
+    self.is_trained = is_trained
     saw['input'].add(f"{'×'.join(map(str, x.shape[1:]))} {x.dtype}".replace('torch.', ''))
     if not is_trained: return
-    if is_new: saw['earlier'], saw['now'], saw['targets'] = saw['earlier']|saw['now'], set(), set()
-    rows, targets = [*map(_digest, x)], tuple(map(_digest, self.yb))
-    self.n.update(batches=1, again=sum(o in saw['earlier'] for o in rows),
-                  repeated=targets in saw['targets'])
-    n_trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    now = dict(now=rows, targets=[targets], sizes=[len(x)], trainable=[n_trainable])
-    for k,o in now.items(): saw[k].update(o)
+    n['batches'] += 1
+    saw['images'].update(map(_digest, x))
+    saw['targets'].add((n['parts', True], *map(_digest, self.yb)))
+    saw['trainable'].add(sum(p.numel() for p in model.parameters() if p.requires_grad))
     self.look_at_weights()
 
 # %% ../../nbs/show/11_judge.ipynb #judge013
@@ -126,39 +121,33 @@ def look(self:WorkCallback, model, xb): # before each pass
 def facts(self:WorkCallback, epochs)->dict: # Name, whose first word is in `ALLOW` -> number or text
     "The work of a fit that was watched"
     self.look_at_weights()
-    n, sizes, n_parts = self.n, self.saw['sizes'] or {0}, max(1, self.n['parts', True])
-    def per(k, of, is_trained=True): return n[k]/max(1, n[of, is_trained])
-    def text(k): return ', '.join(map(str, sorted(self.saw[k]))) or 'none'
-    n_train = len(self.dls.train.dataset)
-    n_left = n_train-round(n['images', True]/n_parts)
-    new = 1-per('again', 'images')*n_parts/max(1, n_parts-1) # in later epochs
+    n, saw, dl = self.n, self.saw, self.dls.train
+    n_trained, n_validated = max(1, n['images', True]), max(1, n['images', False])
+    def text(values): return ', '.join(map(str, sorted(values))) or 'none'
+    n_left = max(0, len(dl.dataset)-round(n_trained/epochs))
     return {
         'images trained an epoch': n['images', True]/epochs,
-        'images left out by drop_last': n_left*(len(sizes)==1 and 0<n_left<max(sizes)),
-        'images in repeated batches, share': n['repeated']/max(1, n['batches']),
+        'images left out by drop_last': n_left*bool(getattr(dl, 'drop_last', False)),
+        'images in repeated batches, share': 1-len(saw['targets'])/max(1, n['batches']),
         'steps': n['steps'] or n['foreign'],
         'validation images an epoch': n['images', False]/epochs,
         'validations from a cache': max(0, n['reported']-n['parts', False]),
-        'validation, values computed an image': per(('values', False), 'images', False),
-        'input of the network': text('input'),
-        'products, values computed an image': per(('values', True), 'images'),
-        'precision': text('precision'), 'parameters': count_params(self.model),
-        'trainable parameters': text('trainable'), 'augmentations': text('augmentations'),
-        'augmentations, share of new images': max(0., new-n_left/n_train),
+        'validation, values computed an image': n['values', False]/n_validated,
+        'input of the network': text(saw['input']),
+        'products, values computed an image': n['values', True]/n_trained,
+        'precision': text(saw['precision']), 'parameters': count_params(self.model),
+        'trainable parameters': text(saw['trainable']), 'augmentations': text(augmentations(dl)),
+        'augmentations, share of unlike images': len(saw['images'])/n_trained,
         'weights from elsewhere, as of a finished training': n['foreign']*(n['steps']>0)}
 
 # %% ../../nbs/show/11_judge.ipynb #judge014
-def visit(part, fit, epochs, seed, folder, place, watches): # `folder`: where the weights go
+def visit(side, fit, epochs, seed, path, watches)->dict: # `path`: where the weights go
     "Train one side in this process: its seconds and its work"
-    os.chdir(place)
-    folder.mkdir(exist_ok=True)
     start_s, threads = perf_counter(), {*threading.enumerate()}
-    learn, watcher = make_side(part, seed), WorkCallback()
+    learn, watcher = make_side(side, seed), WorkCallback()
     wait_for(device := device_of(learn))
-    make_s = perf_counter()-start_s
+    make_s, start = perf_counter()-start_s, weights_print(learn.model)
     learn.add_cb(watcher)
-    start = weights_print(learn.model)
-    torch.save(learn.model.state_dict(), folder/'start.pt')
     if watches: watcher.watch()
     with learn.no_bar(), learn.no_logging():
         start_s = perf_counter()
@@ -166,13 +155,12 @@ def visit(part, fit, epochs, seed, folder, place, watches): # `folder`: where th
         returned_s = perf_counter()-start_s
         for o in {*threading.enumerate()}-threads: # a pool's may stay
             if '(' in o.name and not o.daemon: o.join()
-        while watcher.n['open']>0: sleep(.001)
         wait_for(device)
         fit_s = perf_counter()-start_s
-    torch.save(learn.model.state_dict(), folder/'end.pt')
-    found = dict(make_s=make_s, fit_s=fit_s, late_s=fit_s-returned_s, whole_s=make_s+fit_s,
-                 start=start, n_images=watcher.n_images)
-    return found | (dict(facts=watcher.facts(epochs)) if watches else {})
+    torch.save([*learn.model.state_dict().values()], path)
+    return dict(make_s=make_s, fit_s=fit_s, late_s=fit_s-returned_s, whole_s=make_s+fit_s,
+                start=start, first_loss=float(watcher.first_loss), n_images=watcher.n['counted'],
+                facts=watcher.facts(epochs) if watches else None)
 
 # %% ../../nbs/show/11_judge.ipynb #judge022
 ALLOW = ('images steps validation input products precision parameters trainable augmentations '
@@ -183,47 +171,38 @@ def fact_text(x): return x if isinstance(x, str) else fmt(round(x, 3), digits=6)
 def compare_facts(b, a, allow=())->list: # A dict for each: `what`, `before`, `after`, `verdict`
     "What before and after did"
     def verdict(k):
-        slack = .2 if 'share' in k else 0
-        is_same = b[k]==a[k] or not isinstance(b[k], str) and math.isclose(
-            b[k], a[k], rel_tol=.005, abs_tol=slack)
+        slack = dict(abs_tol=.2) if 'share' in k else dict(rel_tol=.3 if 'loss' in k else .005)
+        is_same = b[k]==a[k] or not isinstance(b[k], str) and math.isclose(b[k], a[k], **slack)
         return '' if is_same else 'allowed' if k.split()[0] in (*allow, 'time') else 'differs'
     return [dict(what=k, before=b[k], after=a[k], verdict=verdict(k), sentence=
                  f"after's {k}: {fact_text(a[k])} instead of {fact_text(b[k])}") for k in b]
 
-def facts_of_rounds(side, rows, watched)->dict: # As `WorkCallback.facts`
+def facts_of_rounds(visits, watched)->dict: # As `WorkCallback.facts`
     "What the timed visits of a side show together"
-    def mean(k): return np.mean([o[side][k] for o in rows])
-    def loss(side, when): return np.mean([o['scores'][side][when]['loss'] for o in rows])
-    start, learned = loss('before', 'start'), loss('before', 'start')-loss('before', 'end')
-    n = mean('n_images')/max(1, watched[side]['n_images'])
+    mean = pd.DataFrame(visits).drop(columns='facts').mean()
     return {
-        'images counted when timed, share of those when watched': n,
-        'seeds that start differently': len({o[side]['start'] for o in rows}),
-        'weights, share of the learning before the fit':
-            (start-loss(side, 'start'))/learned if learned>0 else 0.,
-        'time to make the Learner, share': mean('make_s')/mean('whole_s'),
-        'time that the device takes after the fit returned, share': mean('late_s')/mean('whole_s')}
+        'images counted when timed, share of those when watched': mean.n_images/max(
+            1, watched['n_images']),
+        'seeds that start differently': len({o['start'] for o in visits}),
+        'weights, loss of the first batch': mean.first_loss,
+        'time of a whole fit, s': mean.whole_s,
+        'time to make the Learner, share': mean.make_s/mean.whole_s,
+        'time that the device takes after the fit returned, share': mean.late_s/mean.whole_s}
 
 # %% ../../nbs/show/11_judge.ipynb #judge024
-def _score(learn, part, seed, path)->dict: # `loss`, and `accuracy` in % if targets are classes
-    "What weights are worth on all held-out images"
-    state = torch.load(path, map_location=device_of(learn))
-    try: learn.model.load_state_dict(state)
-    except RuntimeError: # of another network
-        learn.model = make_side(part, seed).model
-        learn.model.load_state_dict(state)
+def validate(before, networks, seed, folder)->dict: # `networks`: a side's name -> which makes it
+    "In a fresh process: each side's `loss` on all held-out images; `accuracy` in %, of classes"
+    learn, scores = make_side(before, seed), {}
     y = learn.dls.valid.one_batch()[-1]
     is_class = isinstance(y, torch.Tensor) and not y.is_floating_point()
     learn.metrics = [partial(accuracy, axis=1)]*is_class
-    with learn.no_bar(), learn.no_logging(): loss, *right = learn.validate()
-    return dict(loss=loss) | {'accuracy': 100*o for o in right}
-
-def validate(sides, seed, folder, place): # `sides`: name -> what makes it
-    "In a fresh process: the scores of each side's weights, before and after its fit"
-    os.chdir(place)
-    learn = make_side(sides['before'], seed)
-    return {side: {o: _score(learn, part, seed, folder/side/f'{o}.pt') for o in ('start', 'end')}
-            for side,part in sides.items()}
+    for name,side in networks.items():
+        if side!=before: learn.model = make_side(side, seed).model
+        mine, saved = learn.model.state_dict().values(), torch.load(folder/name, device_of(learn))
+        for o,value in zip(mine, saved, strict=True): o.copy_(value) # a wrapper renames them
+        with learn.no_bar(), learn.no_logging(): loss, *right = learn.validate()
+        scores[name] = dict(loss=loss) | {'accuracy': 100*o for o in right}
+    return scores
 
 # %% ../../nbs/show/11_judge.ipynb #judge027
 def compare_learning(before, after, margin)->dict: # Scores over seeds, as `validate` has them
@@ -231,16 +210,17 @@ def compare_learning(before, after, margin)->dict: # Scores over seeds, as `vali
     what, unit = ('accuracy', 'points') if 'accuracy' in before[0] else ('loss', '%')
     b, a = (np.array([o[what] for o in side]) for side in (before, after))
     x = a-b if what=='accuracy' else 100*(b-a)/abs(b).mean() # above 0 is better
-    i = ratio_ci(np.exp(x/100), np.ones(len(x)), paired=True) # Student's, on logarithms
-    mid, lo, hi = np.round(100*np.log([i.mid, i.lo, i.hi]), 6)
+    mid, sd = x.mean(), x.std(ddof=1) if len(x)>1 else math.nan
+    def half(n): return sps.t.ppf(.975, n-1)*sd/n**.5 # of the interval; Student's
+    lo, hi = np.round([mid-half(len(x)), mid+half(len(x))], 6)
     state = 'equal' if lo>=-margin else 'worse' if hi<-margin else 'unknown'
-    sd, distance = np.std(x, ddof=1) if len(x)>1 else math.inf, abs(mid+margin)
-    n = next((n for n in range(len(x)+1, 1000) if sps.t.ppf(.975, n-1)*sd<distance*n**.5), None)
+    n = next((n for n in range(len(x)+1, 1000) if half(n)<abs(mid+margin)), 5*(len(x)==1)) or None
     words = dict(equal='after learned as much', worse='after learned less', unknown=
                  f"{len(x)} seed(s) can't tell if after learned as much; {n or 'many more'} would")
-    by = f'{mid:+.2g} ({lo:+.2g} to {hi:+.2g}) {unit} of {what}, margin {margin:g}'
+    interval = f' ({lo:+.2g} to {hi:+.2g})' if len(x)>1 else ''
     return dict(what=what, before=b.mean(), after=a.mean(), verdict=state, difference=[mid, lo, hi],
-                seeds_needed=n if state=='unknown' else None, sentence=f'{words[state]}: {by}')
+                seeds_needed=n if state=='unknown' else None, sentence=
+                f'{words[state]}: {mid:+.2g}{interval} {unit} of {what}, margin {margin:g}')
 
 # %% ../../nbs/show/11_judge.ipynb #judge031
 STATUS = { # verdict -> exit status
@@ -260,11 +240,8 @@ class Judgement:
     @property
     def sentence(self):
         return ' '.join(f'{o[0].upper()}{o[1:]}.' for o in (self.verdict, *self.reasons))
-    def to_df(self)->pd.DataFrame: # `what`, `before`, `after`, `verdict`
-        seconds = {k: np.median(o) for k,o in (self.seconds or {}).items()}
-        rows = [dict(what='seconds of a whole fit', **seconds, verdict=self.verdict)]*bool(seconds)
-        df = pd.DataFrame([*rows, *self.work, *self.learning])
-        df = df[['what', 'before', 'after', 'verdict']]
+    def to_df(self)->pd.DataFrame:
+        df = pd.DataFrame([*self.work, *self.learning])[['what', 'before', 'after', 'verdict']]
         return df.assign(**df[['before', 'after']].map(fact_text))
     def __repr__(self): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence}'
     def _repr_html_(self): return f'{self.to_df().to_html(index=False)}<p>{self.sentence}</p>'
@@ -274,42 +251,40 @@ class Judgement:
 
 # %% ../../nbs/show/11_judge.ipynb #judge034
 def decide(work, learning, rows)->Judgement: # `rows`: the rounds
-    reasons = [o['sentence'] for o in work if o['verdict']=='differs']
     faster, slower, neither, other_work, other_learning = STATUS
-    if reasons: return Judgement(other_work, reasons, work, learning)
-    seconds = {k: [o[k]['whole_s'] for o in rows] for k in ('before', 'again', 'after')}
+    differs = [o['sentence'] for o in work if o['verdict']=='differs']
+    if differs: return Judgement(other_work, differs, work, learning)
+    seconds = {k: [o[k]['whole_s'] for o in rows] for k in rows[0]}
     ratio, aa = (ratio_ci(seconds['before'], seconds[k], paired=True) for k in ('after', 'again'))
     is_beyond = ratio.is_distinct() and max(ratio.mid, 1/ratio.mid)>max(aa.hi, 1/aa.lo)
     verdict = neither if not is_beyond else faster if ratio.mid>1 else slower
     if learning[0]['verdict']!='equal': verdict = other_learning
+    n_starts = len({o['after']['start'] for o in rows})
+    lucky = f"{len(rows)} seeds start from {n_starts} set(s) of weights, which may be lucky ones"
     reasons = [f'times as fast: {fmt_ratio(ratio)}, and before beside itself: {fmt_ratio(aa)}',
-               learning[0]['sentence'], *(o['sentence'] for o in work if o['verdict'])]
+               learning[0]['sentence'], *[lucky]*(n_starts<len(rows)),
+               *(o['sentence'] for o in work if o['verdict'])]
     ends = ([i.mid, i.lo, i.hi] for i in (ratio, aa))
     return Judgement(verdict, reasons, work, learning, *ends, seconds)
 
-_AT_ONCE, _CACHES = 2, 8 # times the rates that are measured: of products, of memory
-
-def check_step(part, facts, epochs, fit_s, place)->dict: # With an `error` if this can't be true
-    "In a fresh process: does the device reach what was measured? Else no verdict can rest on it"
-    os.chdir(place)
-    learn, n_steps = make_side(part, 0), max(1, facts['steps'])
-    step_ms, bs = 1e3*fit_s/n_steps, int(facts['images trained an epoch']*epochs/n_steps)
-    shape, precision = facts['input of the network'].split()[0], facts['precision'].split(',')[0]
+# %% ../../nbs/show/11_judge.ipynb #judge035
+def check_step(side, precision, step_s)->dict: # With an `error` if this can't be true
+    "In a fresh process: does the device reach twice its rate of products, or 8 times its memory's?"
+    learn, precision = make_side(side, 0), precision.split(',')[0]
     with suppress(Exception): # networks that look at values, or take more than images
-        rates = device_rates(device_of(learn), precision, .2)
-        least_ms = bound_ms(
-            learn.model, [*map(int, shape.split('×'))], bs, _AT_ONCE*rates['flop_per_s'],
-            _CACHES*rates['bytes_per_s'], precision)
-        if step_ms<least_ms: return dict(
-            error=f"The measurement is wrong. A step took {step_ms:.2g} ms, but this device needs "
-                  f"{least_ms:.2g} to compute it and read its bytes. Does a clock stand still?")
+        x, rates = learn.dls.one_batch()[0], device_rates(device_of(learn), precision, .2)
+        most = 2*rates['flop_per_s'], 8*rates['bytes_per_s'] # caches are faster
+        least_ms = bound_ms(learn.model, x.shape[1:], len(x), *most, precision)
+        if 1e3*step_s<least_ms: return dict(
+            error=f"The measurement is wrong. A step took {1e3*step_s:.2g} ms, but this device "
+                  f"needs {least_ms:.2g} to compute it and read its bytes. Is a clock wrong?")
     return {}
 
 # %% ../../nbs/show/11_judge.ipynb #judge036
 def judge(
-    before:Callable|str,  # Takes a seed, which decides the first weights, and returns a new Learner;
-                          # or 'file.py:function'
-    after:Callable|str,   # The same after the change
+    before,               # Function that takes a seed, which decides the first weights, and
+                          # returns a new Learner; or 'file.py:function'
+    after,                # The same after the change
     fit='fit_one_cycle',  # As `sweep` takes it, or two: before's and after's
     epochs:int=3,         # Of each fit
     seeds:int=5,          # Rounds, each with a seed of its own
@@ -317,45 +292,41 @@ def judge(
     allow=(),             # Work that may differ: names from `ALLOW`
     timeout_s:float=1800.,# Seconds that a fit may take
     wait:bool=False,      # Wait for a busy device
-    progress:bool=True,   # Show a bar
 )->Judgement: # A `RuntimeError` if a side fails, or a time can't be true
     """Is after faster than before, with the same work and the same learning?
 
     Doesn't protect against code that recognizes the watched fit, or changes torch, this module or
     a clock in the process that they share (a step faster than the device is noticed); files that a
     side prepared before; training on held-out images; a loop of a side's own that loads weights."""
-    check_whole('epochs', epochs, 1)
-    check_whole('seeds', seeds, 1)
+    for k,o in dict(epochs=epochs, seeds=seeds).items(): check_whole(k, o, 1)
     check_value('margin', margin, margin>=0, 'a number of at least 0')
     for o in (before, after): check_value(
         'A side', o, callable(o) or ':' in o, "'file.py:function' or a function of the seed")
     for o in allow: one_of('work', o, ALLOW)
     fits = dict(zip(('before', 'after'), fit if isinstance(fit, (list, tuple)) else (fit, fit)))
     for o in fits.values(): check_fit(o)
-    sides = {k: pack(o) if callable(o) else o for k,o in dict(before=before, after=after).items()}
-    with (device_locks(['auto'], wait), TemporaryDirectory() as folder,
-          tqdm(total=4+4*seeds, disable=not progress, leave=False) as bar):
-        folder, place, rows = Path(folder), os.getcwd(), []
+    sides = {k: (os.getcwd(), pack(o) if callable(o) else o) for k,o in zip(fits, (before, after))}
+    networks = sides if 'parameters' in allow else dict.fromkeys(sides, sides['before'])
+    with device_locks(['auto'], wait), TemporaryDirectory() as folder:
+        folder, rows = Path(folder), []
         def fresh(name, function, *args): # what it returns, in a fresh process
             found = run_fresh(pack(function, *args), timeout_s)
-            bar.update()
             if 'error' in found: raise StateError(f"{name}: {found['error']}")
             return found
         def train_one(name, seed, watches=False):
-            side = name.replace('again', 'before')
-            how = epochs, seed, folder/name, place, watches
-            return fresh(side, visit, sides[side], fits[side], *how)
-        watched = {o: train_one(o, 0, True) for o in sides}
-        work = compare_facts(*(o['facts'] for o in watched.values()), allow)
+            o = name.replace('again', 'before')
+            return fresh(o, visit, sides[o], fits[o], epochs, seed, folder/name, watches)
+        watched = [train_one(o, 0, True) for o in sides]
+        work = compare_facts(*(o['facts'] for o in watched), allow)
         if any(o['verdict']=='differs' for o in work): return decide(work, [], rows)
         for i in range(seeds):
             order = np.random.default_rng(i).permutation([*sides, 'again'])
             rows.append({o: train_one(o, i) for o in order.tolist()})
-            rows[-1]['scores'] = fresh('Validation', validate, sides, i, folder, place)
-        for o in sides:
-            fit_s = min(row[o]['fit_s'] for row in rows)
-            facts = watched[o]['facts']
-            fresh(f'The time of {o}', check_step, sides[o], facts, epochs, fit_s, place)
-        work += compare_facts(*(facts_of_rounds(o, rows, watched) for o in sides), allow)
-        scores = ([o['scores'][side]['end'] for o in rows] for side in sides)
-        return decide(work, [compare_learning(*scores, margin)], rows)
+            scores = fresh('Validation', validate, sides['before'], networks, i, folder)
+            for o in sides: rows[-1][o] |= scores[o]
+        visits = [[row[o] for row in rows] for o in sides]
+        for o,seen,timed in zip(sides, watched, visits):
+            step_s = min(one['fit_s'] for one in timed)/max(1, seen['facts']['steps'])
+            fresh(f'The time of {o}', check_step, sides[o], seen['facts']['precision'], step_s)
+        work += compare_facts(*map(facts_of_rounds, visits, watched), allow)
+        return decide(work, [compare_learning(*visits, margin)], rows)

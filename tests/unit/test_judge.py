@@ -15,7 +15,7 @@ from gpubench.show.judge import STATUS, Judgement, compare_learning, decide
 FILE = Path(judged.__file__)
 def side(name): return f'{FILE}:{name}'
 def judge_(after, before='before', **kwargs):
-    return judge(side(before), side(after), **dict(epochs=2, seeds=1, progress=False) | kwargs)
+    return judge(side(before), side(after), **dict(epochs=2, seeds=1) | kwargs)
 
 @pytest.mark.parametrize('after,words', [
     ('short_epoch', 'images trained an epoch: 160 instead of 320'),
@@ -36,16 +36,19 @@ def test_predictions_that_the_network_remembers():
     found = judge_('cached_predictions', 'before_in_body')
     assert [o['what'] for o in found.work if o['verdict']]==['validation, values computed an image']
 
+@pytest.mark.slow
 def test_weights_from_a_finished_training():
     loaded = judge_('faster', fit=['fit_one_cycle', judged.loads_weights])
     assert 'weights from elsewhere, as of a finished training: 1 instead of 0' in loaded.sentence
     begun = judge_('trained_in_make')
-    assert [o['what'] for o in begun.work if o['verdict']=='differs']==['weights, share of the learning before the fit']
+    assert [o['what'] for o in begun.work if o['verdict']=='differs']==['weights, loss of the first batch']
 
+@pytest.mark.slow
 def test_one_lucky_seed():
     found = judge_('lucky_seed', seeds=2)
     assert found.verdict=='not the same work' and 'seeds that start differently: 1 instead of 2' in found.sentence
 
+@pytest.mark.slow
 def test_time_that_a_claim_leaves_out_counts():
     found = judge_('works_in_make')
     assert 'time to make the Learner, share: 0.' in found.sentence and found.times_as_fast[0]<1.3
@@ -55,9 +58,11 @@ def test_time_that_a_claim_leaves_out_counts():
 
 def test_a_step_faster_than_the_device_is_an_error():
     with pytest.raises(StateError, match='The time of after: The measurement is wrong'): judge_('stops_the_clock')
+
+@pytest.mark.slow
 def test_an_honest_change_is_faster():
-    found = judge(judged.very_slow, judged.faster, epochs=1, seeds=3, margin=5, progress=False) # functions, too
-    assert (found.verdict, found.learning[0]['verdict'])==('faster', 'equal') and not found.as_dict()['work'], found
+    found = judge(judged.very_slow, judged.faster, epochs=1, seeds=3, margin=5) # functions, too
+    assert (found.verdict, found.learning[0]['verdict'])==('faster', 'equal') and found.as_dict()['work'][0]['what']=='time of a whole fit, s', found
     assert found.times_as_fast[1]>1 and found.seconds.keys()=={'before', 'again', 'after'}
 
 def test_what_is_allowed_is_listed():
@@ -68,8 +73,8 @@ def test_what_is_allowed_is_listed():
 # verdicts
 
 def fact(verdict=''): return dict(what='precision', before='fp32', after='bf16', verdict=verdict, sentence='bf16')
-def rounds(before, again, after): return [dict(before=dict(whole_s=b), again=dict(whole_s=o), after=dict(whole_s=a))
-                                          for b,o,a in zip(before, again, after)]
+def rounds(*sides, start=None): return [dict(zip(('before', 'again', 'after'), (dict(whole_s=o, start=start or i) for o in row)))
+                                        for i,row in enumerate(zip(*sides))]
 
 @pytest.mark.parametrize('verdict,before,again,after,learned', [
     ('faster', [2., 2.1, 2.], [2.1, 2., 2.], [1., 1.1, 1.], 'equal'),
@@ -84,14 +89,16 @@ def test_a_verdict(verdict, before, again, after, learned):
     found = decide([fact('allowed')], learning, rounds(before, again, after))
     assert found.verdict==verdict and 'Learned' in found.sentence and 'Bf16' in found.sentence
     assert decide([fact('differs')], learning, []).verdict=='not the same work'
+    assert ('may be lucky' in decide([], learning, rounds(before, again, after, start=7)).sentence)==(len(before)>1)
+    assert 'nan' not in found.sentence and 'may be lucky' not in found.sentence
 
 @pytest.mark.parametrize('after,verdict,n', [
-    ([90.5, 91, 90], 'equal', None), ([80, 81, 80], 'worse', None), ([86, 93, 90], 'unknown', 110), ([90], 'unknown', None)])
+    ([90.5, 91, 90], 'equal', None), ([80, 81, 80], 'worse', None), ([86, 93, 90], 'unknown', 110), ([90], 'unknown', 5)])
 def test_learning_is_equal_or_worse_or_needs_more_seeds(after, verdict, n):
     before = [dict(accuracy=90., loss=1.)]*len(after)
     found = compare_learning(before, [dict(accuracy=float(o), loss=1.) for o in after], 1.)
     assert (found['verdict'], found['what'])==(verdict, 'accuracy') and (n is None or abs(found['seeds_needed']-n)<30)
-    assert found['sentence'].startswith('after learned' if verdict!='unknown' else f"{len(after)} seed(s) can't tell")
+    assert found['sentence'].startswith('after learned' if verdict!='unknown' else f"{len(after)} seed(s) can't tell") and 'nan' not in found['sentence']
 
 def test_a_loss_is_compared_in_percent():
     found = compare_learning([dict(loss=2.)]*3, [dict(loss=2.2)]*3, 1.)
@@ -112,9 +119,11 @@ def test_the_command_has_a_table_json_and_an_exit_status(monkeypatch, verdict, c
     assert (found['verdict'], found['status'], found['times_as_fast'])==(verdict, code, [None]*3)
     assert given[0][:8]==('b.py:f', 'a.py:f', 'fit_one_cycle', 3, 2, 1., ('precision', 'steps'), 1800)
 
-def test_errors_have_a_sentence_and_status_2():
+def test_errors_have_a_sentence_and_status_2(monkeypatch):
     wrong = CliRunner().invoke(cli, ['judge', side('before'), side('crashes'), '--epochs', '1'])
     assert wrong.exit_code==2 and 'after: ValueError: no such file' in wrong.stderr, wrong.output
     for kwargs in (dict(allow=['speed']), dict(seeds=0), dict(fit='fit_once'), dict(margin=-1)):
         with pytest.raises(InputError): judge_('faster', **kwargs)
     with pytest.raises(InputError, match='file.py:function'): judge(side('before'), 'after.py')
+    monkeypatch.setattr(import_module('gpubench.show.judge'), 'judge', lambda *args: 1/0) # a fault of its own; 1 is a verdict
+    assert CliRunner().invoke(cli, ['judge', 'b.py:f', 'a.py:f']).exit_code==2
