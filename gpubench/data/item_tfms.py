@@ -106,7 +106,7 @@ def _is_fixed(tfm, split_idx): # the same of an image each time
     return type(tfm) is CropPad or bool(split_idx) and type(tfm) is not FlipItem
 
 def _describe(tfm): # with its arguments, not with what its last call left
-    names = *signature(type(tfm)).parameters, 'mode'
+    names = *signature(type(tfm)).parameters, 'p', 'mode', 'mode_mask'
     return type(tfm), [(k, vars(tfm)[k]) for k in names if k in vars(tfm)]
 
 # %% ../../nbs/data/06_item_tfms.ipynb #itfm0015
