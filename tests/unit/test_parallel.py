@@ -80,7 +80,7 @@ def test_what_cannot_be_shared_is_refused(change, words):
     assert words in str(e.value)
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', [dict(loader='files', accumulate=2, speed_up='channels_last'), dict(loader='cached'),
+@pytest.mark.parametrize('how', [dict(loader='files', accumulate=2), dict(loader='cached'),
                                  dict(all_reduce='flat', loader='resident', speed_up='fused defer_losses')], ids=str)
 def test_two_devices_train_as_one_does(how):
     one, two = (run_trial(**quick | how, n_devices=n, max_s=.5) for n in (1, 2))
