@@ -38,6 +38,7 @@ from ..run.observed import TF32, look_once
 from ..run.learner import check_fit, train
 from ..run.process import device_locks, pack, run_fresh
 from .compare import fmt, fmt_ratio
+from .findings import as_html
 
 # %% ../../nbs/show/11_judge.ipynb #judge005
 def make_side(side, seed)->Learner: # `side`: its folder, and 'file.py:function' or a packed one
@@ -244,7 +245,7 @@ class Judgement:
         df = pd.DataFrame([*self.work, *self.learning])[['what', 'before', 'after', 'verdict']]
         return df.assign(**df[['before', 'after']].map(fact_text))
     def __repr__(self): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence}'
-    def _repr_html_(self): return f'{self.to_df().to_html(index=False)}<p>{self.sentence}</p>'
+    def _repr_html_(self): return f'{self.to_df().to_html(index=False)}<p>{as_html(self.sentence)}</p>'
     def as_dict(self)->dict: # For JSON
         more = dict(sentence=self.sentence, status=STATUS[self.verdict])
         return plain_record(asdict(self) | more | dict(work=[o for o in self.work if o['verdict']]))
