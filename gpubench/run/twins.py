@@ -158,9 +158,10 @@ class Twins:
         finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
     def new(self)->Learner:
         if isinstance(self.source, Learner): twin, self.left_out = copy_training(self.source)
-        else: twin = self.source()
-        check_value('learn()', twin, isinstance(twin, Learner), 'a new fastai `Learner`')
-        if not isinstance(self.source, Learner): _own_loaders(twin)
+        else:
+            twin = self.source()
+            check_value('learn()', twin, isinstance(twin, Learner), 'a new fastai `Learner`')
+            _own_loaders(twin)
         twin.path, twin.model_dir = Path(self.folder), 'models'
         twin.dls.path = twin.path
         return twin
