@@ -23,7 +23,7 @@ from ..data.loaders import PixelDL
 from ..data.images import FeedDL
 from .kept import host_state, is_exact
 from ..watch.monitor import MonitorCallback
-from .optim import FusedOptimizer, fuse, recipe_of, start_build, unfuse
+from .optim import FusedOptimizer, fuse, recipe_of, unfuse
 from .recorder import DeferredRecorder
 from ..watch.timing import StepTimerCallback, _StandIn, acts
 from .turns import EPOCH_EVENTS, Company, role_of, strangers, why_eager
@@ -316,7 +316,7 @@ def _all_batches(self:GraphedStepCallback):
     others = company and (company.has_guests or company.may_change_loader)
     is_bare = company and isinstance(dl, FeedDL) and dl.can_be_bare and self.makes and not others
     if not is_bare: return self.epoch_hook.inner()
-    self.fed, dl.is_bare, dl.meanwhile = dl, True, partial(start_build, learn.opt)
+    self.fed, dl.is_bare = dl, True
     try: self.epoch_hook.inner()
     finally: self.fed, dl.is_bare = None, False
 

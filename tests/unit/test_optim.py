@@ -1,9 +1,5 @@
 """Adam and SGD, fused, against their own steps: alone, in a captured step, and after they were made what they were before"""
-import os
 import pickle
-import subprocess
-import sys
-from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -158,42 +154,39 @@ def test_what_a_backward_pass_does_not_reach_is_stepped_as_without_fusing(name, 
     assert_close(state(stock), state(ours), 2e-6)
 
 
-@pytest.mark.parametrize('device', ['cpu', *['cuda']*torch.cuda.is_available()])
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='A kernel runs on a GPU.')
 @pytest.mark.parametrize('name', MAKES)
-def test_the_kernel_computes_what_operations_of_torch_do(name, device, monkeypatch):
+def test_the_kernel_computes_what_operations_of_torch_do(name):
     "A table of eight steps, as of an epoch; one is skipped, and one parameter has no gradient, and others changed it"
-    if not optim.triton: pytest.skip('There is no Triton here.')
-    if device=='cpu' and not os.environ.get('TRITON_INTERPRET'): pytest.skip('The next test runs it in the interpreter.')
-    if device=='cpu': monkeypatch.setattr(torch.cuda, 'device', lambda o: nullcontext())
-    def train(on_triton):
+    def train(by_kernel):
         torch.manual_seed(0)
-        ps = [nn.Parameter(torch.randn(o, device=device)) for o in (1200, 30, (7, 2, 3, 3), 4)]
+        ps = [nn.Parameter(torch.randn(o, device='cuda')) for o in (1200, 30, (7, 2, 3, 3), 4)]
         opt = MAKES[name]([ps[:2], ps[2:]], lr=.1)
         for p in ps[:3]: p.grad = torch.randn_like(p)
         opt.state[ps[1]] = dict(do_wd=False, step=3) if 'adam' in name else dict(do_wd=False)
         plan = fuse(opt).plan()
         ps[3].data.add_(1.)
         update = optim.Update(plan, [p.grad for p in plan.params])
-        update.on_triton = on_triton
-        update.numbers, update.losses = update.numbers.new_zeros(8, *update.numbers.shape[1:]), torch.zeros(8, device=device)
+        assert update.kernel
+        if not by_kernel: update.kernel = None
+        update.numbers, update.losses = update.numbers.new_zeros(8, *update.numbers.shape[1:]), torch.zeros(8, device='cuda')
         for i in range(8):
             opt.set_hypers(lr=[.01*(i+1), .02], mom=.95-.01*i if i!=5 else 0.)
             update.set([plan.numbers()], i)
         for i in range(8):
             plan.skip.fill_(i==2)
             if i==4: update.grads[0].mul_(2.)
-            update(torch.tensor(float(i), device=device))
+            update(torch.tensor(float(i), device='cuda'))
         return ps, state(opt), update.losses.tolist(), (update.at.item(), plan.count.item())
     (*a, losses, counts), (*b, _, _) = train(True), train(False)
     assert_close(a, b, 2e-6)
     assert losses==[*range(8)] and counts==(0, 7)
 
-@pytest.mark.slow
-def test_the_kernel_in_tritons_interpreter():
-    if not optim.triton: pytest.skip('There is no Triton here.')
-    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', __file__, '-k', 'kernel_computes and cpu'],
-                          env=os.environ|dict(TRITON_INTERPRET='1'), capture_output=True, text=True)
-    assert done.returncode==0 and 'skipped' not in done.stdout, done.stdout
+@pytest.mark.parametrize('capability', [(7, 5), (9, 0)])
+def test_the_kernel_can_be_built_for(capability, monkeypatch):
+    if not optim.nvrtc: pytest.skip("This torch isn't for CUDA.")
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: capability)
+    assert optim._compile('cuda').startswith(b'\x7fELF')
 
 
 class Net(nn.Module):
