@@ -15,14 +15,13 @@ from fastai.callback.core import Callback
 from fastai.torch_core import to_float
 from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves, tree_map
-from .capture import JoiningCallback, network_batch
+from torch.utils._pytree import tree_leaves, tree_map_only
+from .capture import JoiningCallback, _search, network_batch
 from .kept import untouched
 from .turns import EPOCH_EVENTS, is_watched, own_methods, strangers
 
 # %% ../../nbs/step/04_layout.ipynb #layout11
-def _of_tensors(func, o):
-    return tree_map(lambda o: func(o) if isinstance(o, torch.Tensor) else o, o)
+def _tensors_in(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
 
 def _move(p, to):
     "Give a parameter, and its gradient if it lies alike, another place"
@@ -39,25 +38,26 @@ class ChannelsLastCallback(JoiningCallback):
     draws another mask."""
     order, graph_safe = math.inf, 'counts'
     n_done, why_not = None, ''
-    must_try = is_new_fit = True
-    def __init__(self): self.moved = []
+    must_look, n_now = True, 0
+    def __init__(self): self.moved, self.tried = [], None
     def leave(self): self.move_back()
-    def before_fit(self): self.must_try = self.is_new_fit = True   # maybe of a validation only
+    def before_fit(self): # maybe of a validation only
+        self.must_look, self.tried, self.n_now = True, None, 0
     def before_train(self):
-        if self.is_new_fit: self.n_done, self.why_not, self.is_new_fit = 0, self.left_alone(), False
-        self.before_validate()
-    def before_validate(self):
-        self.must_try = self.must_try or bool(strangers(self.learn, EPOCH_EVENTS))
+        if strangers(self.learn, EPOCH_EVENTS): self.must_look, self.tried = True, None
+    before_validate = before_train
     def before_batch(self):
         if not (self.training or self.moved): return
-        has_batch = any(isinstance(o, torch.Tensor) for o in tree_leaves(self.xb))
-        if self.must_try and has_batch:                            # a replay brings none
-            self.must_try = bool(strangers(self.learn))
-            self.why_not = self.left_alone() or self.try_sample()
+        if self.must_look and _tensors_in(self.xb):                # a replay brings none
+            self.must_look = bool(strangers(self.learn))
+            self.why_not = self.decide()
         if self.why_not: self.move_back()
-        else: self.n_done += self.training
+        if not self.training: return
+        self.n_now += not self.why_not
+        self.n_done = self.n_now
     def after_pred(self):
-        if not self.why_not: self.learn.pred = _of_tensors(torch.Tensor.contiguous, self.pred)
+        if self.why_not: return
+        self.learn.pred = tree_map_only(torch.Tensor, torch.Tensor.contiguous, self.pred)
     def move_back(self):
         for p in self.moved: _move(p, p.data.clone(memory_format=torch.contiguous_format))
         self.moved = []
@@ -71,29 +71,42 @@ def left_alone(self:ChannelsLastCallback): # Why
     if own: return f'The Learner has its own {own[0]}.'
     return 'A hook watches the network.' if is_watched(self.model) else ''
 
+@patch
+def decide(self:ChannelsLastCallback): # Why not
+    "Try the network, if it or the shape of its batches is another one than before"
+    if why := self.left_alone():
+        self.tried = None
+        return why
+    network = [*self.model.modules(), *(o.shape[1:] for o in _tensors_in(self.xb))]
+    if network==self.tried: return self.why_not
+    self.tried = network
+    return self.try_batch()
+
 # %% ../../nbs/step/04_layout.ipynb #fc66a2b1
 @patch
-def try_sample(self:ChannelsLastCallback): # Why the network doesn't run so
-    for p in self.model.parameters():
+def try_batch(self:ChannelsLastCallback): # Why the network doesn't run so
+    learn, model = self.learn, self.model
+    for p in model.parameters():
         last = p.data.to(memory_format=torch.channels_last) if p.ndim==4 else p.data
         if last.data_ptr()!=p.data_ptr():
             self.moved.append(p)
             _move(p, last)
-    learn = self.learn
-    shared = {id(o): o for o in (learn, learn.dls, learn.opt, *learn.cbs)}
+    shared = learn, learn.dls, learn.opt, *learn.cbs, *model.parameters(), *model.buffers()
+    n = None if any(p.is_cuda for p in model.parameters()) else 2
+    searches = getattr(getattr(learn, 'graphed_step', None), 'compile', False)
     try:
-        with untouched(self.model), torch.no_grad():
-            xb, yb = _of_tensors(lambda o: o[:2].clone(), network_batch(learn))
-            model, loss_func = deepcopy((self.model, self.loss_func), shared)
-            pred = model(*xb)
-            tensors = [o for o in tree_leaves(pred) if isinstance(o, torch.Tensor)]
-            is_moved = not all(o.is_contiguous() for o in tensors)
-            has_own_loss = isinstance(getattr(self.loss_func, '__self__', None), Callback)
+        with untouched(model), torch.no_grad(), _search(searches):
+            xb, yb = tree_map_only(torch.Tensor, lambda o: o[:n].clone(), network_batch(learn))
+            net, loss_func = deepcopy((model, learn.loss_func), {id(o): o for o in shared})
+            pred = net(*xb)
+            is_moved = not all(o.is_contiguous() for o in _tensors_in(pred))
+            has_own_loss = isinstance(getattr(learn.loss_func, '__self__', None), Callback)
             if is_moved and yb and not has_own_loss: loss_func(to_float(pred), *yb)
-            model.eval()(*xb)
+            if self.training: net.eval()(*xb)
     except Exception as e:                                      # such as of a `view`
         reason = (str(e) or type(e).__name__).splitlines()[0].split('. ')[0]
         return f"The network doesn't run in channels_last: {reason}"
+    finally: torch.clear_autocast_cache()                       # of weights without a gradient
     return ''
 
 # %% ../../nbs/step/04_layout.ipynb #a5e4f85b

@@ -29,26 +29,20 @@ class DeferredRecorder(Recorder):
     "A `Recorder` that reads the losses of many steps at once"
     name, graph_safe = 'recorder', 'counts'
     losses, smooth_loss = map(_read_first, ('losses', 'smooth_loss'))
-    every, pending, is_late, readers = 100, (), False, None     # `every`: steps of a progress bar
+    every, pending, is_late, why_not = 100, (), False, ''       # `every`: steps of a progress bar
     def before_fit(self):
-        self.pending, self.readers = [], loss_readers(self.learn)
-        self.is_late = not self.train_metrics and not self.readers
+        readers = loss_readers(self.learn)
+        if self.train_metrics: readers.append('Metrics of the training')
+        self.pending, self.is_late = [], not readers
+        self.why_not = '' if self.is_late else (
+            f"{', '.join(readers)} may need each loss, so the host waits for it in every step.")
         super().before_fit()
-    @property
-    def why_not(self): # in the last fit, or the next one
-        names = loss_readers(self.learn) if self.readers is None else self.readers
-        if self.train_metrics: names = ['Metrics of the training']
-        why = 'may need each loss, so the host waits for it in every step.'
-        return f"{', '.join(names)} {why}" if names else ''
     def after_batch(self):
         if not (self.is_late and self.training and len(self.yb)): return super().after_batch()
         self.pending.append(self.learn.loss.detach().mean())
         self.lrs.append(self.opt.hypers[-1]['lr'])
         is_due = len(self.pending)==self.every or self.iter+1==self.n_iter
         if is_due: self.learn.smooth_loss = self.smooth_loss.value
-    def after_train(self):
-        if self.pending: self.learn.smooth_loss = self.smooth_loss.value
-        super().after_train()
     def read(self):
         "Keep the losses that wait on the device"
         late, self.pending = self.pending, []
@@ -65,7 +59,7 @@ class DeferredRecorder(Recorder):
         return Recorder, (), {k: v for k,v in vars(self).items() if k not in _OURS}
 
 # %% ../../nbs/step/07_recorder.ipynb #1cd310d6
-_OURS = 'every', 'pending', 'is_late', 'readers'
+_OURS = 'every', 'pending', 'is_late', 'why_not'
 
 def defer(recorder): # A fastai `Recorder`, which keeps what it has recorded
     "Let a recorder read losses late"

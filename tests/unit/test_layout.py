@@ -110,7 +110,7 @@ def test_a_callback_that_makes_images_of_rows_is_no_obstacle():
 
 def test_fastais_own_channels_last_stays():
     done = in_channels_last(learner(cbs=[ChannelsLast]))
-    assert rows(done).why['channels_last']=='The Learner has it already.'
+    assert rows(done).why['channels_last']=='The Learner has it already'
 
 class InPlace(nn.Sequential):
     "Normalizes its input where it is"
