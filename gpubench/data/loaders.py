@@ -186,7 +186,7 @@ def _tensor_dls(images, device, where, **kwargs):
     vocab = CategoryMap(images.vocab, sort=False)
     rows = [torch.from_numpy(o).to(where) for o in images.split()]
     sets = [PixelSet(x, y, o, vocab, i) for i,o in enumerate(rows)]
-    normalize = Normalize.from_stats(*(images.stats or images.measured_stats()), cuda=False)
+    normalize = Normalize.from_stats(*images.stats, cuda=False)
     return DataLoaders.from_dsets(*sets, dl_type=PixelDL, device=device,
                                   after_batch=[IntToFloatTensor(), normalize], **kwargs)
 
