@@ -29,8 +29,6 @@ def fastai_folder(what:str)->Path: # 'data', 'archive', 'storage' or 'model'
     return cfg.path(what)
 
 # %% ../../nbs/data/01_made.ipynb #c3991688
-_VERSION = 'gpubench2' # another where something else is drawn
-
 def make_once(
     name:str,       # Of the folder in the cache
     write:Callable, # Writes files into an empty folder
@@ -38,7 +36,7 @@ def make_once(
 )->Path:            # The complete folder
     "A set from the cache, made if it isn't there"
     try:
-        place = fastai_folder('data')/_VERSION/name
+        place = fastai_folder('data')/'gpubench2'/name    # 3, when something else is drawn
         if place.exists(): return place
         place.parent.mkdir(parents=True, exist_ok=True)
         with (FileLock(place.parent/f'.{name}.lock', mode=0o666),
@@ -77,8 +75,7 @@ _N_HELD = 257               # held-out originals
 _BLOCK = 500                # images per seed
 def digit_originals()->np.ndarray: # (70000,) rows of `load_digits`
     "Which real digit each image of 'digits60k' is made from: training images come first"
-    n = len(load_digits().target)
-    train, valid = np.split(np.arange(n), [n-_N_HELD])
+    train, valid = np.split(np.arange(len(load_digits().target)), [-_N_HELD])
     return np.concatenate([np.resize(train, N_DIGITS[0]), np.resize(valid, N_DIGITS[1])])
 
 # %% ../../nbs/data/01_made.ipynb #3b08634d
@@ -94,7 +91,7 @@ def _glyphs():
 
 # %% ../../nbs/data/01_made.ipynb #f777f41b
 def _distort(block, rows, glyphs, size):
-    "(k, size, size) uint8: the glyphs of k `rows` of a block turned, slanted, stretched, bent, inked"
+    "(k, size, size) uint8: the glyphs of k `rows` of a block, each distorted in its own way"
     rng, w = np.random.default_rng([42, block]), _spline(size, 6)
     def draw(reach, n, side=1): return rng.uniform(-reach, reach, (n, _BLOCK, side, side))[:,rows]
     turn, slant = draw(.234, 2)

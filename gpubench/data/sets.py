@@ -31,14 +31,10 @@ from sklearn.datasets import load_digits
 
 # %% ../../nbs/data/03_sets.ipynb #4bd9f9b9
 DATASETS = dict(
-    digits='1,797 real handwritten digits that come with scikit-learn; 10 classes, 28 px gray by '
-           'default',
-    digits60k='60,000 and 10,000 distorted copies of these digits, as many as in MNIST; 28 px gray; '
-              'drawn on first use',
-    synthetic='random images of any count, size and channels with a faint pattern for each of 10 '
-              'classes',
-    birds='600 drawn woodland scenes as JPEG files, with a bird or without; 2 classes, 224 px and '
-          'more',
+    digits='1,797 real handwritten digits that come with scikit-learn; 28 px gray by default',
+    digits60k='60,000 and 10,000 distorted copies of them, as many as in MNIST; drawn on first use',
+    synthetic='noise with a faint pattern for each of 10 classes; any number, size and channels',
+    birds='600 drawn woods as JPEG files, with a bird or without; 2 classes, 224 px and more',
     mnist='70,000 handwritten digits of 28 px; downloaded once',
     cifar10='60,000 photographs of 32 px; 10 classes; downloaded once',
     imagenette='13,394 photographs of 160 px and more; 10 easy classes of ImageNet; downloaded once')
@@ -76,10 +72,9 @@ def in_proportion(groups, n, least):
 @patch
 def split(self:ImageSet): # Two sorted arrays of positions: training, held out
     "The official split, or 20 % held out, each class in proportion, with one image at least"
-    rows, held_out = np.arange(len(self)), self.is_valid
-    if held_out is not None: return rows[~held_out], rows[held_out]
+    if self.is_valid is not None: return tuple(map(np.flatnonzero, (~self.is_valid, self.is_valid)))
     valid = in_proportion(self.labels, max(-(-len(self)//5), len(np.unique(self.labels))), 1)
-    return np.setdiff1d(rows, valid), valid
+    return np.setdiff1d(np.arange(len(self)), valid), valid
 
 # %% ../../nbs/data/03_sets.ipynb #cf856981
 @patch
@@ -144,15 +139,13 @@ def write_out(images:ImageSet)->ImageSet: # The same set with `files`
     "Give a set files if it has none: a PNG for each image in its class folder, in the cache"
     if images.files: return images
     n, names = len(images), [f'{images.vocab[o]}/{i:06d}.png' for i,o in enumerate(images.labels)]
-    def write(folder, chunk=1024):
+    def write(folder, chunk=256):
         for o in images.vocab: (folder/o).mkdir()
-        def save(name, x):
-            image = Image.fromarray(x.transpose(1, 2, 0).squeeze())
-            image.save(folder/name, compress_level=1)
-        with ThreadPoolExecutor(n_cores()) as pool:
-            for i in range(0, n, chunk):
-                x = images.make(np.arange(i, min(i+chunk, n)))
-                list(pool.map(save, names[i:i+chunk], x))
+        def put(i):
+            for name,x in zip(names[i:], images.make(np.arange(i, min(i+chunk, n)))):
+                image = Image.fromarray(x.transpose(1, 2, 0).squeeze())
+                image.save(folder/name, compress_level=1)
+        with ThreadPoolExecutor(n_cores()) as pool: list(pool.map(put, range(0, n, chunk)))
     message = f"Writing the {n:,} images of '{images.name}' as PNG files, once."
     name = f'{images.name}_{n}x{images.n_in}x{images.size}x{images.size}'
     folder = make_once(name, write, message if n>=10_000 else '')
@@ -171,10 +164,8 @@ def _from_files(name, parts, size, n_in, stats, squish, label=parent_label, note
 def find_folder(path)->Path:
     "The folder of a user's own data set, or a `ValueError` if there is none"
     root = Path(path).expanduser()
-    if not root.is_dir(): raise InputError(
-        f"There is no folder {str(path)!r}. Give a folder with one folder for each class, or one "
-        f"of: {', '.join(DATASETS)}.")
-    return root
+    if root.is_dir(): return root
+    raise InputError(f"There is no folder {str(path)!r}. Give one with a folder for each class.")
 
 # %% ../../nbs/data/03_sets.ipynb #03c4e316
 def _folder_set(path, size, n_in, labels=None):
@@ -203,25 +194,22 @@ def _official_set(name, size, n_in):
         "'{}' is not complete: {} holds {:,} training and {:,} held-out images instead of {:,} and "
         "{:,}. Delete that folder to download it again.".format(name, root, *found, *counts))
     size, n_in = size or its_size, n_in or its_n_in
-    squish = name=='imagenette' or size!=its_size
-    return _from_files(name, parts, size, n_in, stats, squish)
+    return _from_files(name, parts, size, n_in, stats, name=='imagenette' or size!=its_size)
 
 # %% ../../nbs/data/03_sets.ipynb #3282ba11
 def is_path(dataset)->bool:
     "Is it meant as a folder, existing or not, rather than as a name in `DATASETS`?"
-    if isinstance(dataset, Path): return True
-    if not isinstance(dataset, str) or not dataset: return False
+    if not isinstance(dataset, str) or not dataset: return isinstance(dataset, Path)
     looks_so = dataset[0] in '.~' or '/' in dataset or os.sep in dataset
     return looks_so or Path(dataset).expanduser().is_dir()
 
 def check_dataset(dataset):
     "Raise a `ValueError` unless it is a name in `DATASETS` or meant as a folder"
     if is_path(dataset) or isinstance(dataset, str) and dataset in DATASETS: return
-    folder = dataset if isinstance(dataset, str) else 'photos'
     raise InputError(
         f"There is no data set or folder named {dataset!r}. {nearest(dataset, DATASETS)}There are: "
         f"{', '.join(DATASETS)}; or give the path of a folder with one folder for each class, "
-        f"such as './{folder}'.")
+        "such as './photos'.")
 
 # %% ../../nbs/data/03_sets.ipynb #3282ba12
 def check_labels(labels, dataset):
@@ -263,8 +251,8 @@ def get_images(
     counts = np.bincount(images.labels, minlength=len(images.vocab))
     few = [o for o,n in zip(images.vocab, counts) if n<2]
     if few and images.is_valid is None: raise InputError(
-        f"'{images.name}' has a single image of {', '.join(few[:5])}: none would be left to hold out "
-        "or to train on. Each class needs two or more.")
+        f"'{images.name}' has a single image of {', '.join(few[:5])}. Each class needs two or more, "
+        "one of them to hold out.")
     return images if max_images is None else images.sample(max_images)
 
 # %% ../../nbs/data/03_sets.ipynb #97d6d668
@@ -273,10 +261,7 @@ def _make_set(dataset, size, n_in, max_images, labels):
     small, photo = (size or 28, n_in or 1), (size or 224, n_in or 3)
     if dataset=='digits': return _digits_set(*small)
     if dataset=='digits60k': return _digits60k_set(*small)
-    if dataset=='synthetic':
-        n = 2000 if max_images is None else max_images
-        check_whole("max_images of 'synthetic'", n, 20, hint='It has 10 classes.')
-        return _synthetic_set(*small, n)
+    if dataset=='synthetic': return _synthetic_set(*small, max_images or 2000)
     if dataset!='birds': return _folder_set(dataset, *photo, labels)
     files = sorted(get_image_files(draw_birds()))
     return _from_files(dataset, [files], *photo, imagenet_stats, squish=True)
