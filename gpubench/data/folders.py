@@ -99,7 +99,7 @@ def find_parts(root:Path, files)->list: # The folder to train on and, maybe, tha
 def _check(root, parts, label):
     known = {label[o] for o in parts[0]}
     if len(known)<2: raise InputError(
-        f"{root} has training images of {len(known)} classes {[*known]}, and two are needed. "
+        f"Training needs images of two classes or more, and {root} has only {[*known]}. "
         "Put the images of each class into a folder, or give labels='labels.csv' (columns file "
         r"and label) or a pattern of the file's name, such as labels=r'^(.+)_\d+'.")
     if only := sorted({*label.values()}-known): raise InputError(

@@ -8,6 +8,7 @@ __all__ = ['LOADERS', 'share', 'load_pixels', 'PixelDL', 'get_dls', 'as_tensors'
 # %% ../../nbs/data/04_loaders.ipynb #2ff48496
 import multiprocessing
 import os
+from contextlib import contextmanager
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from ..ground.core import (
@@ -110,6 +111,7 @@ class PixelSet:
     def items(self): return self.rows.tolist()
     def decode(self, o, full=True): return (o[0], *(Category(self.vocab[i]) for i in o[1:]))
     def new_empty(self): return self.of([])
+    @contextmanager
     def set_split_idx(self, i): return replacing_yield(self, 'split_idx', i) # for `learn.tta`
 
 # %% ../../nbs/data/04_loaders.ipynb #59b58cd7

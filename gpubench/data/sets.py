@@ -227,8 +227,7 @@ def check_labels(labels, dataset):
 
 # %% ../../nbs/data/03_sets.ipynb #fbabd273
 @cache
-def print_once(name, classes, split):
-    "What a folder was taken for; its name may not be valid text"
+def print_once(name, classes, split): # what a folder was taken for; its name may not be valid text
     print(f'{name}: {classes}; {split}'.encode('utf-8', 'backslashreplace').decode())
 
 # %% ../../nbs/data/03_sets.ipynb #e1db6682
