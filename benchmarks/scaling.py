@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 from fastai.learner import Learner
-from gpubench.data import loaders, sets
+from gpubench.data import loaders
 from gpubench.data.loaders import get_dls
 from gpubench.data.made import draw_synthetic
 from gpubench.ground.core import free_memory
@@ -68,7 +68,6 @@ def share_images(device):
             kept[key] = few[torch.arange(len(images), device=device)%len(few)]
         return kept[key]
     loaders.load_pixels = load
-    sets.ImageSet.measured_stats = lambda self: ([.45]*self.n_in, [.25]*self.n_in)
     return kept.clear
 
 @contextmanager

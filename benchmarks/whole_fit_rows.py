@@ -125,7 +125,7 @@ WRITERS = dict(photos=write_photos, small_photos=partial(write_photos, size=(128
 
 def make_files(kind, n):
     "The folder with `n` files, or rows of a table"
-    return make_once(f'whole_fit_{kind}_{n}', lambda folder: dict(n_files=WRITERS[kind](folder, n)),
+    return make_once(f'whole_fit_{kind}_{n}', lambda folder: WRITERS[kind](folder, n),
                      f'Making {n:,} {kind}, once.')
 
 SPLIT = dict(valid_pct=.2, seed=42)

@@ -17,22 +17,18 @@ from ..ground.core import InputError
 
 # %% ../../nbs/data/02_folders.ipynb #94870371
 # those that people have; what `mimetypes` knows, which fastai asks, depends on the system
-IMAGE_SUFFIXES = {f'.{o}' for o in (
-    'jpg jpeg jpe jfif png apng gif bmp dib tif tiff webp avif avifs jxl jp2 j2k jpf jpx ppm pgm '
-    'pbm pnm tga ico pcx ras sgi rgb xbm xpm qoi').split()}
+IMAGE_SUFFIXES = {*'.jpg .jpeg .jfif .png .gif .bmp .tif .tiff .webp .avif .jp2 .ppm .tga'.split()}
 
 def image_files(root:Path)->list[Path]:
     "Those in all folders except hidden ones and `__MACOSX`, each once"
-    def fail(e): raise InputError(f"{e.filename} in the data set {root} cannot be read "
-                                  f"({e.strerror}). Make it readable, or take it out.") from e
+    def fail(e): raise InputError(f"{e}. Make it readable, or take it out of {root}.") from e
     found, seen = [], set()
     for folder,folders,names in os.walk(root, onerror=fail, followlinks=True):
         if (place := os.path.realpath(folder)) in seen: names = folders[:] = []
         seen.add(place)
         folders[:] = sorted(o for o in folders if not o.startswith('.') and o!='__MACOSX')
-        paths = [Path(folder)/o for o in names if not o.startswith('.')]
-        found += [o for o in paths if o.suffix.lower() in IMAGE_SUFFIXES]
-    return found
+        found += [Path(folder)/o for o in names if not o.startswith('.')]
+    return [o for o in found if o.suffix.lower() in IMAGE_SUFFIXES]
 
 # %% ../../nbs/data/02_folders.ipynb #c9ad6f6d
 def first_few(names, most=5): # of any iterable
@@ -60,16 +56,15 @@ def read_labels(path:Path, root:Path, files:list)->dict[Path,str]: # File -> cla
     if {'file', 'label'}<={*table}: table = table[['file', 'label']]
     if table.shape[1]!=2: raise InputError(
         f"{path} has columns {', '.join(map(str, table))}. Keep two: file and label.")
-    known = defaultdict(list)
+    known = defaultdict(set)
     for o in files:
-        whole = o.relative_to(root).as_posix()
-        names = whole, whole.removesuffix(o.suffix), o.name, o.stem
-        for name in {*names}: known[name].append(o)
+        path = o.relative_to(root).as_posix()
+        for name in (path, path.removesuffix(o.suffix), o.name, o.stem): known[name].add(o)
     cells = table.iloc[:, 0].str.strip().str.replace('\\', '/').str.removeprefix('./')
     lost = [o for o in cells if len(known[o])!=1]
     if lost: raise InputError(f"{len(lost)} of {len(cells)} rows of {path} name no image in {root}, "
                               f"or more than one: {first_few(lost)}. Write paths below that folder.")
-    return {known[o][0]: label.strip() for o,label in zip(cells, table.iloc[:, 1])}
+    return {min(known[o]): label.strip() for o,label in zip(cells, table.iloc[:, 1])}
 
 # %% ../../nbs/data/02_folders.ipynb #1169e500
 _TRAIN, _HELD_OUT = ('train', 'training'), ('valid', 'validation', 'val', 'test', 'testing')
@@ -101,19 +96,14 @@ def find_parts(root:Path, files)->list: # The folder to train on and, maybe, tha
     return [o for o in (train, held) if o] if train else [root]
 
 # %% ../../nbs/data/02_folders.ipynb #6e1c0caf
-def _check(root, labels, parts, label):
-    if bare := [o.relative_to(root) for o,k in label.items() if k is None]: raise InputError(
-        f"{len(bare)} of {len(label)} images have no label by labels={labels!r}: "
-        f"{first_few(bare)}. Label them or take them out.")
+def _check(root, parts, label):
     known = {label[o] for o in parts[0]}
     if len(known)<2: raise InputError(
-        f"{root} has {f'only one class, {[*known][0]!r}' if known else 'no images in class folders'}. "
-        "Put the images of each class into a separate folder, or say where the labels are: "
-        "labels='labels.csv' (columns file and label), or a pattern of the file's name, "
-        r"such as labels=r'^(.+)_\d+'.")
+        f"Training needs images of two classes or more, and {root} has only {[*known]}. "
+        "Put the images of each class into a folder, or give labels='labels.csv' (columns file "
+        r"and label) or a pattern of the file's name, such as labels=r'^(.+)_\d+'.")
     if only := sorted({*label.values()}-known): raise InputError(
-        f"{root} has held-out images of {only}, but no training images of that class. If the names "
-        "only differ in spelling, rename the folder; otherwise add training images.")
+        f"{root} has held-out images of {only}, but none to train on. Rename the folder, or add some.")
 
 # %% ../../nbs/data/02_folders.ipynb #346a3830
 def read_folder(
@@ -125,11 +115,10 @@ def read_folder(
     find = labeller(labels, root, images)
     known = [o for o in images if find(o) is not None]
     folders = find_parts(root, known)
-    # an image that `labels` doesn't know isn't left out, but refused
-    parts = [sorted(o for o in (images if labels else known) if p in o.parents) for p in folders]
+    parts = [sorted(o for o in known if p in o.parents) for p in folders]
     label = {o: find(o) for part in parts for o in part}
-    _check(root, labels, parts, label)
+    _check(root, parts, label)
     note, n_out = ''.join(f' ({o.name})' for o in folders[1:]), len(images)-len(label)
     names = ', '.join(o.name for o in folders)
-    if n_out: note += f"; left out: {n_out:,} images outside of {names}'s class folders"
+    if n_out: note += f"; left out: {n_out:,} images without a class in {names}"
     return parts, label, note

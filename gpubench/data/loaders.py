@@ -7,7 +7,6 @@ __all__ = ['LOADERS', 'share', 'load_pixels', 'PixelDL', 'get_dls', 'as_tensors'
 
 # %% ../../nbs/data/04_loaders.ipynb #2ff48496
 import multiprocessing
-import numbers
 import os
 from contextlib import contextmanager
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from fastai.data.block import CategoryBlock, DataBlock
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.transforms import (
     Category, CategoryMap, IndexSplitter, IntToFloatTensor, Normalize)
+from fastai.learner import replacing_yield
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW
 from fastai.vision.augment import Resize, ResizeMethod
@@ -48,8 +48,7 @@ class _ShuffledDL(TfmdDL):
     def all_idxs(self): return super().get_idxs()
     def shuffle_fn(self, idxs): return self.draw(len(idxs)).tolist()
     def draw(self, n): # out of all images, also for an epoch of fewer: a folder's are sorted by class
-        is_gpu = torch.device(self.device or 'cpu').type=='cuda'
-        device = self.device if is_gpu else 'cpu'          # the same for every loader
+        device = self.device if str(self.device).startswith('cuda') else 'cpu' # for every loader
         generator = torch.Generator(device).manual_seed(self.rng.getrandbits(63))
         return torch.randperm(len(self.dataset), generator=generator, device=device)[:n]
 
@@ -112,20 +111,14 @@ class PixelSet:
     def items(self): return self.rows.tolist()
     def decode(self, o, full=True): return (o[0], *(Category(self.vocab[i]) for i in o[1:]))
     def new_empty(self): return self.of([])
-
-# %% ../../nbs/data/04_loaders.ipynb #cb6211e0
-@patch
-@contextmanager
-def set_split_idx(self:PixelSet, i): # for `learn.tta`
-    before, self.split_idx = self.split_idx, i
-    try: yield self
-    finally: self.split_idx = before
+    @contextmanager
+    def set_split_idx(self, i): return replacing_yield(self, 'split_idx', i) # for `learn.tta`
 
 # %% ../../nbs/data/04_loaders.ipynb #59b58cd7
 @patch
 def of(self:PixelSet, items):
     "A set of these rows, or of images (files, arrays, PIL images) without labels"
-    if items and all(isinstance(o, numbers.Integral) for o in items):
+    if items and all(isinstance(o, (int, np.integer)) for o in items):
         rows = torch.tensor(items, device=self.rows.device)
         return PixelSet(self.x, self.y, rows, self.vocab)
     x = [_decode(o, *self.x.shape[1:3]) for o in items]
@@ -186,7 +179,7 @@ def _tensor_dls(images, device, where, **kwargs):
     vocab = CategoryMap(images.vocab, sort=False)
     rows = [torch.from_numpy(o).to(where) for o in images.split()]
     sets = [PixelSet(x, y, o, vocab, i) for i,o in enumerate(rows)]
-    normalize = Normalize.from_stats(*(images.stats or images.measured_stats()), cuda=False)
+    normalize = Normalize.from_stats(*images.stats, cuda=False)
     return DataLoaders.from_dsets(*sets, dl_type=PixelDL, device=device,
                                   after_batch=[IntToFloatTensor(), normalize], **kwargs)
 
@@ -221,10 +214,6 @@ def get_dls(
     device = pick_device('auto' if device is None else device)
     _check_knobs(bs, loader, n_workers, pin_memory, device, seed)
     images = get_images(dataset, size, n_channels, max_images, labels)
-    # not in a sweep's visits, whose records have it
-    is_main = multiprocessing.parent_process() is None and 'LOCAL_RANK' not in os.environ
-    if is_path(dataset) and is_main:
-        print_once(images.name, images.classes_text(), images.split_text())
     n = len(images.split()[0])
     if bs>n: raise InputError(
         f"Batch size {bs} is larger than the {n} training images of '{images.name}', so no step "
@@ -235,6 +224,9 @@ def get_dls(
     dls.train.rng.seed(int(seed))
     dls.n_in, dls.size, dls.name = images.n_in, images.size, images.name
     dls.classes_text, dls.split_text = images.classes_text(), images.split_text()
+    # not in a sweep's visits, whose records have it
+    is_main = multiprocessing.parent_process() is None and 'LOCAL_RANK' not in os.environ
+    if is_path(dataset) and is_main: print_once(dls.name, dls.classes_text, dls.split_text)
     return dls
 
 # %% ../../nbs/data/04_loaders.ipynb #aa52cf1e
