@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['APPLY', 'OF_IT', 'PartTimes', 'FitTimes', 'n_batches_of', 'n_workers_of', 'glance', 'same_batch', 'Way',
-           'decode_once', 'find_ways', 'visit', 'item_costs', 'batch_costs', 'Clocks']
+           'decode_once', 'find_ways', 'visit', 'transform_costs', 'Clocks']
 
 # %% ../../nbs/run/13_ways.ipynb #28123840
 import math
@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from fastai.basics import (
     Callback, CancelFitException, CancelTrainException, CancelValidException, DataLoader, Datasets,
-    GetAttr, L, Pipeline, TfmdDL, noop, patch, store_attr, to_device)
+    GetAttr, L, Pipeline, TfmdDL, noop, store_attr, to_device)
 from fastai.callback.all import MixedPrecision
 from torch.utils.data import IterableDataset
 
@@ -36,32 +36,30 @@ from .twins import is_of_speed_up
 # %% ../../nbs/run/13_ways.ipynb #de1b2ad5
 @dataclass
 class PartTimes:
-    "A glance at the training or validation part of an epoch; times in s from the part's start"
-    n_batches:float       # In the whole part; the last one may be a fraction
-    n_seen:int=0          # Batches in the glance
-    seen_s:float=0.       # Its time
-    batch_s:float=0.      # Between its looks, per batch
-    def seconds(self, later_batch_s=math.inf): # of the whole part
-        "At the pace of later epochs where that is faster, such as that of captured steps"
+    "A glance at the training or validation part of an epoch; times in s"
+    n_batches:float   # In the whole part; the last one may be a fraction
+    n_seen:int        # Batches in the glance
+    seen_s:float      # Its time, from the part's start
+    batch_s:float=0.  # For each batch that is left
+    def seconds(self, later_batch_s=math.inf): # Of the whole part
+        "At the pace of a later epoch where that is faster, such as that of captured steps"
         n_left = max(0., self.n_batches-self.n_seen)
         return self.seen_s+n_left*min(self.batch_s, later_batch_s)
 
 # %% ../../nbs/run/13_ways.ipynb #9c578d26
 @dataclass
 class FitTimes:
-    "A glance at one fit: its epochs' parts"
+    "A glance at the first epoch or two of a fit"
     n_epochs:int              # That the whole fit has
-    train:list=field(default_factory=list) # `PartTimes` of the epochs that were seen
+    train:list=field(default_factory=list) # `PartTimes` of these epochs
     valid:list=field(default_factory=list)
     decodes_once:bool=False   # Then the first epoch has a pace of its own
 
     def epoch_s(self, i): # Epoch number; (training, validation)
-        "Seconds of each part of an epoch: the first, or a later one"
         def of(parts):
-            later = parts[1:]
-            if i and later: return float(np.mean([o.seconds() for o in later]))
-            paces = [] if self.decodes_once else [o.batch_s for o in later]
-            return parts[0].seconds(min(paces, default=math.inf)) if parts else 0.
+            if not parts: return 0.
+            if i: return parts[-1].seconds()
+            return parts[0].seconds(math.inf if self.decodes_once else parts[-1].batch_s)
         return of(self.train), of(self.valid)
     def seconds(self, n_epochs=None):
         "Of the whole fit, also if it had another number of epochs"
@@ -82,91 +80,85 @@ def n_workers_of(dl):
 _LOOK_FROM = .4    # of a part's time: its second look comes after that
 _MAX_STRETCH = 3   # times the first part's time that a part may take, as while workers get ahead
 
-class _GlanceCallback(Callback):
-    "Ends the parts of a fit when their time is up, and notes what they took"
-    order, graph_safe = 1e9, 'counts'
-    def __init__(self, device, first_s, later_s, n_epochs): # of each fit
-        store_attr()
-        self.fits, self.orders, self.loader, self.start_s = [], {}, None, self.now()
+class _PartCallback(Callback):
+    "Ends a part when its time is up, and notes what it took"
+    order, graph_safe, loader = 1e9, 'counts', None
     @property
     def is_in_fit(self): return not self.learn.lock.locked() # else a callback validates
     def now(self):
         wait_for(self.device)
         return perf_counter()
+    def open(self, dl):
+        is_first = self.learn.training and self.learn.epoch==0
+        self.loader, self.n, self.looks, self.stop = dl, 0, [(0, 0.)], None
+        self.limit_s = (self.first_s if is_first else self.later_s)/(1 if self.learn.training else 2)
+        n_workers = n_workers_of(dl) or 0
+        self.n_ahead, self.n_between = 2*n_workers+2, max(2, n_workers)
+    def after_batch(self):
+        if self.loader is None or not self.is_in_fit: return
+        self.n += 1
+        took_s = perf_counter()-self.start_s
+        is_going = took_s>=_LOOK_FROM*self.limit_s and self.n>=self.n_ahead
+        if self.n==1 or is_going and len(self.looks)==2:
+            self.looks.append((self.n, self.now()-self.start_s))
+        is_stretched = took_s>=_MAX_STRETCH*self.first_s and self.n>self.n_between
+        has_looked = len(self.looks)==3 and self.n>=self.looks[-1][0]+self.n_between
+        if is_stretched or has_looked and took_s>=self.limit_s:
+            self.stop = self.n, self.now()-self.start_s     # before workers end
+            raise CancelTrainException() if self.learn.training else CancelValidException()
+
+# %% ../../nbs/run/13_ways.ipynb #89da27f6
+class _GlanceCallback(_PartCallback):
+    "Glances at the parts of each fit"
+    def __init__(self, learn, first_s, later_s, n_epochs): # of each fit
+        store_attr(but='learn')
+        self.device, self.fits, dl = device_of(learn), [], learn.dls.train
+        self.is_fed = any(isinstance(o, FeedCallback) for o in learn.cbs)
+        self.items = [*dl.get_idxs()] if self.is_fed and getattr(dl, 'n', None) else []
+        if self.items: dl.get_idxs = lambda: self.items
+        self.start_s = self.now()
     def before_fit(self):
-        is_fed = any(isinstance(o, FeedCallback) for o in self.learn.cbs)
-        if self.is_in_fit: self.fits.append(FitTimes(self.learn.n_epoch, decodes_once=is_fed))
+        if self.is_in_fit: self.fits.append(FitTimes(self.learn.n_epoch, decodes_once=self.is_fed))
     def before_train(self): self.open(self.learn.dls.train)
     def before_validate(self):
         if self.is_in_fit: self.open(self.learn.dl)
-    def after_train(self): self.close(self.fits[-1].train)
+    def after_train(self): self.close(self.fits[-1].train, self.items)
     def after_validate(self):
         if self.is_in_fit: self.close(self.fits[-1].valid)
     def after_epoch(self):
         n = self.learn.epoch+1
         if self.is_in_fit and self.n_epochs<=n<self.learn.n_epoch: raise CancelFitException()
-
-# %% ../../nbs/run/13_ways.ipynb #89da27f6
-@patch
-def open(self:_GlanceCallback, dl):
-    is_first = self.learn.training and self.learn.epoch==0
-    self.loader, self.n, self.looks, self.stop = dl, 0, [(0, 0.)], None
-    self.limit_s = (self.first_s if is_first else self.later_s)/(1 if self.learn.training else 2)
-    n_workers = n_workers_of(dl) or 0
-    self.n_ahead, self.n_between = 2*n_workers+2, max(2, n_workers)
-    is_new = id(dl) not in self.orders and isinstance(dl, DataLoader) and dl.n
-    if self.fits[-1].decodes_once and is_new:
-        self.orders[id(dl)] = order = [*dl.get_idxs()]
-        dl.get_idxs = lambda: order
-
-# %% ../../nbs/run/13_ways.ipynb #83468276
-@patch
-def after_batch(self:_GlanceCallback):
-    if self.loader is None or not self.is_in_fit: return
-    self.n += 1
-    took_s = perf_counter()-self.start_s
-    is_going = took_s>=_LOOK_FROM*self.limit_s and self.n>=self.n_ahead
-    if self.n==1 or is_going and len(self.looks)==2:
-        self.looks.append((self.n, self.now()-self.start_s))
-    is_stretched = took_s>=_MAX_STRETCH*self.first_s and self.n>self.n_between
-    has_looked = len(self.looks)==3 and self.n>=self.looks[-1][0]+self.n_between
-    if is_stretched or has_looked and took_s>=self.limit_s:
-        self.stop = self.n, self.now()-self.start_s     # before workers end
-        raise CancelTrainException() if self.learn.training else CancelValidException()
-
-# %% ../../nbs/run/13_ways.ipynb #68060564
-@patch
-def close(self:_GlanceCallback, parts):
-    "The part has ended, and so have its workers"
-    if self.loader is None: return      # a callback canceled it before it began
-    end_s, dl, order = self.now()-self.start_s, self.loader, self.orders.get(id(self.loader), [])
-    n, s = self.stop or (self.n, end_s)
-    is_cut = self.stop or 0<len(order)<dl.n         # else it has ended by itself
-    if self.stop and order and len(order)==dl.n: del order[n*dl.bs:]    # the first time
-    far = [o for o in self.looks if n-o[0]>=self.n_between]
-    n_before, s_before = far[-1] if far else self.looks[0]
-    n_all = n_batches_of(dl) if is_cut else n
-    parts.append(PartTimes(n_all, min(n, n_all), s, (s-s_before)/max(1, n-n_before)))
-    self.loader, self.start_s = None, self.start_s+end_s
+    def close(self, parts, items=()): # workers have ended, too
+        if self.loader is None: return      # a callback canceled the part before it began
+        end_s, dl = self.now()-self.start_s, self.loader
+        n, s = self.stop or (self.n, end_s)
+        is_cut = self.stop or 0<len(items)<dl.n         # else it has ended by itself
+        if self.stop and items: del items[n*dl.bs:]
+        far = [o for o in self.looks if n-o[0]>=self.n_between]
+        n_before, s_before = far[-1] if far else self.looks[0]
+        n_all = n_batches_of(dl) if is_cut else n
+        parts.append(PartTimes(n_all, min(n, n_all), s, (s-s_before)/max(1, n-n_before)))
+        self.loader, self.start_s = None, self.start_s+end_s
 
 # %% ../../nbs/run/13_ways.ipynb #122a2252
 def glance(learn, fit, n_epochs, first_s, later_s, n_seen=2)->list[FitTimes]:
     """Times of each fit of a throw-away Learner, from `n_seen` epochs; 'fine_tune' has two fits
 
     A first training part gets `first_s`, a later one `later_s`, and validations half of that."""
-    learn.add_cb(cb := _GlanceCallback(device_of(learn), first_s, later_s, n_seen))
+    learn.add_cb(cb := _GlanceCallback(learn, first_s, later_s, n_seen))
     train(learn, fit, n_epochs)
-    return cb.fits
+    if cb.fits and all(o.train for o in cb.fits): return cb.fits
+    raise StateError("The fit ended before an epoch had trained, so there is nothing to predict "
+                     "from. Look for a callback that cancels the training or the fit.")
 
-# %% ../../nbs/run/13_ways.ipynb #545f1321
+# %% ../../nbs/run/13_ways.ipynb #dcd14ef2
 class _RepeatDL(GetAttr):
-    "A loader that yields one batch again and again; otherwise like another loader"
+    "Yields one batch again and again; otherwise like another loader"
     _default = 'dl'
     def __init__(self, dl, batch): self.dl, self.batch = dl, batch
     def __len__(self): return len(self.dl)
     def __iter__(self): return iter([self.batch]*len(self))
 
-# %% ../../nbs/run/13_ways.ipynb #dcd14ef2
 def same_batch(learn):
     "Train and validate with the same batches again and again"
     def first(dl): return dl.one_batch() if hasattr(dl, 'one_batch') else next(iter(dl))
@@ -183,7 +175,6 @@ class Way:
     change:Callable # Takes a twin, or the Learner itself; returns what `speed_up` did, if it did
     how:str=''      # What the user does, or `APPLY`; '' if nothing is changed
     is_of_data:bool=False # Does it only shorten waits for images?
-    n_epochs:int=1  # To look at: 2 where the first epoch is unlike the later ones
     visits:list=field(default_factory=list)  # Each a list of `FitTimes`
     refused:dict=field(default_factory=dict) # Part of `speed_up` -> why it was off
     failed:str=''   # Why it couldn't be tried
@@ -196,14 +187,13 @@ class Way:
     def epoch_s(self)->float: # Of an epoch after the first
         return float(np.mean([sum(o[-1].epoch_s(1)) for o in self.visits]))
 
-# %% ../../nbs/run/13_ways.ipynb #ways1006
+# %% ../../nbs/run/13_ways.ipynb #e72923dc
+def _double_batches(learn): learn.dls.train.bs *= 2
 def _more_workers(learn, n):
     for o in learn.dls.loaders:
         dl = getattr(o, 'fake_l', o)
         dl.num_workers, dl.prefetch_factor = n, dl.prefetch_factor or 2
-def _double_batches(learn): learn.dls.train.bs *= 2
 
-# %% ../../nbs/run/13_ways.ipynb #e72923dc
 def decode_once(learn):
     done = SpeedUp(learn)
     done.feed()
@@ -218,7 +208,7 @@ def _ways_of_data(dl):
     if has_cores and not isinstance(data, IterableDataset):     # which each worker would read whole
         yield Way(f'{n} workers instead of {now}', partial(_more_workers, n=n),
                   f'num_workers={n}', is_of_data=True)
-    yield Way('images decoded once', decode_once, APPLY, is_of_data=True, n_epochs=2)
+    yield Way('images decoded once', decode_once, APPLY, is_of_data=True)
 
 # %% ../../nbs/run/13_ways.ipynb #fc3c8a49
 def find_ways(learn)->list[Way]:
@@ -231,72 +221,61 @@ def find_ways(learn)->list[Way]:
         f'batch {2*dl.bs} instead of {dl.bs}', _double_batches,
         f'bs={2*dl.bs}: half as many steps, so compare what is learned'))
     if any(map(is_of_speed_up, learn.cbs)): return found
-    found += [*_ways_of_data(dl), Way('speed_up(learn)', speed_up, APPLY, n_epochs=2)]
+    found += [*_ways_of_data(dl), Way('speed_up(learn)', speed_up, APPLY)]
     if device.type=='cuda' and has_bf16(device) and not is_mixed: found.append(
-        Way("speed_up(learn, 'bf16')", partial(speed_up, precision='bf16'), APPLY, n_epochs=2))
+        Way("speed_up(learn, 'bf16')", partial(speed_up, precision='bf16'), APPLY))
     return found
 
 # %% ../../nbs/run/13_ways.ipynb #7acb14c3
 def visit(way, twins, look): # `look` is `glance`, with all but the twin and `n_seen`
-    "Try a way on a new twin; returns what its change returned"
+    "Try a way on a new twin"
     try:
         with twins.one() as twin:
             done = way.change(twin)
-            found = look(twin, n_seen=way.n_epochs)
+            found = look(twin, n_seen=2 if way.how==APPLY else 1) # a first epoch may be unlike others
             parts = done.to_df().to_dict('records') if isinstance(done, SpeedUp) else []
     except Exception as e:
         if not way.how: raise
         why = f"It couldn't be tried: {type(e).__name__}: {e}"
         way.failed = shorten(why, 200, placeholder=' …')
         return
-    if not all(o.train for o in found): raise StateError(
-        "The fit ended before an epoch had trained, so there is nothing to predict from. "
-        "Look for a callback that cancels the training or the fit.")
     way.refused = {o['part']: o['why'] for o in parts if not o['on']}
     if parts and len(way.refused)==len(parts): way.failed = ' '.join(way.refused.values())
     else: way.visits.append(found)
-    return done
 
 # %% ../../nbs/run/13_ways.ipynb #ways1012
-def _apply(fs, x, split_idx, spent_ms, wait=noop):
-    "What the transforms `fs` make of `x`, and what each takes"
+def _apply(fs, x, dl, ms): # `ms`: name -> ms so far
+    "What the transforms `fs` make of `x`"
     for f in fs:
-        wait()
+        wait_for(dl.device)
         start_s = perf_counter()
-        x = f(x, split_idx=split_idx)
-        wait()
-        spent_ms[f.name.split(' -- ')[0]] += 1e3*(perf_counter()-start_s)
+        x = f(x, split_idx=dl.split_idx)
+        wait_for(dl.device)
+        ms[f.name.split(' -- ')[0]] += 1e3*(perf_counter()-start_s)
     return x
 
-# %% ../../nbs/run/13_ways.ipynb #d3b82196
-def item_costs(dl, n=16)->dict: # name -> ms per item; empty for other data sets
-    "What each transform of a loader takes for an item, in this process"
-    sets, spent_ms = getattr(dl, 'dataset', None), defaultdict(float)
-    if not isinstance(sets, Datasets) or not len(sets): return {}
-    some = range(0, len(sets), max(1, len(sets)//n))
-    for i in some:
-        item = tuple(_apply(o.tfms.fs, L._get(o, i), o.split_idx, spent_ms) for o in sets.tls)
-        _apply(dl.after_item.fs, item, dl.split_idx, spent_ms)
-    return {k: v/len(some) for k,v in spent_ms.items()}
-
 # %% ../../nbs/run/13_ways.ipynb #dfe2fbe1
-def batch_costs(dl)->dict: # name -> ms per batch; empty for loaders without a `Pipeline`
-    "What each batch transform of a twin's loader takes on the device, in the last of three"
-    tfms, split_idx = getattr(dl, 'after_batch', None), getattr(dl, 'split_idx', None)
-    if not isinstance(tfms, Pipeline): return {}
-    dl.after_batch = Pipeline()
-    b = dl.one_batch()
-    for _ in range(3):
-        spent_ms = defaultdict(float)
-        _apply(tfms.fs, b, split_idx, spent_ms, partial(wait_for, dl.device))
-    return {**spent_ms}
+def transform_costs(dl, n=16)->dict: # 'item' and 'batch' -> name -> ms; empty for other loaders
+    "What a transform of a twin's loader takes: the mean of `n` items here, the last of three batches"
+    item, batch, sets = defaultdict(float), {}, getattr(dl, 'dataset', None)
+    if isinstance(getattr(dl, 'after_batch', None), Pipeline):
+        some = range(0, len(sets), max(1, len(sets)//n)) if isinstance(sets, Datasets) else ()
+        for i in some:
+            x = tuple(_apply(o.tfms.fs, L._get(o, i), dl, item) for o in sets.tls)
+            _apply(dl.after_item.fs, x, dl, item)
+        tfms, dl.after_batch = dl.after_batch, Pipeline()
+        b = dl.one_batch()
+        for _ in range(3):
+            batch = defaultdict(float)
+            _apply(tfms.fs, b, dl, batch)
+    return dict(item={k: v/len(some) for k,v in item.items()}, batch={**batch})
 
 # %% ../../nbs/run/13_ways.ipynb #ways1014
 OF_IT = '  of it in '
 
 class Clocks:
     "Keep time of a twin's phases and of its user's callbacks"
-    def __init__(self, learn):
+    def start(self, learn):
         self.timer, self.own = StepTimerCallback(), own_callbacks(learn)
         learn.add_cb(self.timer)
         self.turns = keep_turns(learn, perf_counter)
@@ -314,6 +293,6 @@ class Clocks:
         n_batches = sum(o[-1].n_batches for o in (fit.train, fit.valid) if o)
         spent_s = defaultdict(float)
         for cb,_,start,end in self.turns:
-            if cb in self.own: spent_s[type(cb).__name__] += end-start
-        rows |= {f'{OF_IT}{k}': n_batches*v/n_seen for k,v in spent_s.items()}
+            if cb in self.own: spent_s[f'{OF_IT}{type(cb).__name__}'] += end-start
+        rows |= {k: n_batches*v/n_seen for k,v in spent_s.items()}
         return pd.DataFrame([dict(what=k, s=v, share=v/(train_s+valid_s)) for k,v in rows.items()])
