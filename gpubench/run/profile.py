@@ -108,8 +108,8 @@ def keep_turns(learn, clock): # List of (callback, event, start, end), which fil
     def call_one(event):
         for cb in learn.cbs.sorted('order'):
             start = clock()
-            try: cb(event)
-            finally: turns.append((cb, event, start, clock()))
+            cb(event)
+            turns.append((cb, event, start, clock()))
     learn._call_one = call_one
     return turns
 
@@ -162,11 +162,11 @@ def profile_steps(
         del learn._call_one
         if prof and cb.n_unseen is not None: prof.stop()
     steps = [Span('step', a, b) for _,_,a,*_,b in cb.ended.pending]
-    seen = [] if cb.n_unseen is None else steps[cb.n_unseen+_N_LEAD:][:n_steps]
-    if not seen: raise StateError(
+    if len(cb.edges)<2: raise StateError(
         f"The Learner trained {len(steps)} steps, too few to profile. Does a callback cancel some?")
-    if cb.edges: seen[0] = seen[0]._replace(start_us=cb.edges[0])
-    if cb.edges[1:]: seen[-1] = seen[-1]._replace(end_us=cb.edges[1])
+    seen = steps[cb.n_unseen+_N_LEAD:n_all]
+    seen[0] = seen[0]._replace(start_us=cb.edges[0])
+    seen[-1] = seen[-1]._replace(end_us=cb.edges[1])
     own = [Span(type(o).__name__, a, b) for o,event,a,b in turns
            if o not in (cb, cb.edge) and acts(o, (event,))]
     loop = [o for o in (*cb.phases(), *sorted(own, key=lambda o: o.start_us))
