@@ -82,32 +82,36 @@ def _pretrained(name, n_classes, n_in):
 
 # %% ../../nbs/run/00_models.ipynb #da8884f1
 @contextmanager
-def _current_folder_first():
-    "Let modules of the current folder be imported, by an installed command too"
-    here = os.getcwd()
-    sys.path.insert(0, here)
+def _first_on_path(folder):
+    "Let modules of a folder be imported, by an installed command too"
+    sys.path.insert(0, folder)
     try: yield
-    finally: sys.path.remove(here)
+    finally: sys.path.remove(folder)
 
 # %% ../../nbs/run/00_models.ipynb #eb0e9404
-def find_factory(name:str)->Callable: # 'module:function' → takes `n_classes` and `n_in`
-    "Import what makes a user's network; `ValueError` if it isn't there or its module fails"
-    module, _, function = name.partition(':')
-    if not (module and function):
-        raise InputError(f"{name!r} isn't a model. For your own, write 'module:function'.")
+def find_factory(name:str)->Callable: # 'module:function' or 'file.py:function'
+    "Import a function of the user's; `ValueError` if it isn't there or its module fails"
+    path, _, function = name.rpartition(':')
+    if not (path and function): raise InputError(
+        f"{name!r} names no function. Write 'module:function' or 'file.py:function'.")
+    folder, file = os.path.split(os.path.abspath(path))
+    module = file.removesuffix('.py')
+    if module!=file: # as if Python ran it; another folder may have one of this name
+        sys.path.insert(0, folder)
+        sys.modules.pop(module, None)
     try:
-        with _current_folder_first(): found = importlib.import_module(module)
+        with _first_on_path(folder): found = importlib.import_module(module)
     except (Exception, SystemExit) as e: raise InputError(
-        f"The module {module!r} for the model {name!r} can't be imported from the current folder "
-        f"({os.getcwd()}) or an installed package: {type(e).__name__}: {e}{user_place(e)}.") from e
+        f"The module {module!r} of {name!r} can't be imported from {folder} or an installed "
+        f"package: {type(e).__name__}: {e}{user_place(e)}.") from e
     make = getattr(found, function, None)
     if callable(make): return make
     hint = nearest(function, [k for k,o in vars(found).items() if callable(o) and k[0]!='_'])
     raise InputError(f"The module {module!r} has no function {function!r}. {hint}".rstrip())
 
-def _own_model(name, n_classes, n_in):
+def _own_model(name, n_classes, n_in): # which the function takes
     make = find_factory(name)
-    with _current_folder_first(): m = make(n_classes=n_classes, n_in=n_in)
+    with _first_on_path(os.getcwd()): m = make(n_classes=n_classes, n_in=n_in)
     if isinstance(m, nn.Module): return m
     raise InputError(f"{name!r} returned a {type(m).__name__}, not an nn.Module.")
 

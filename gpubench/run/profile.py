@@ -12,14 +12,13 @@ import os
 import tempfile
 import time
 from itertools import pairwise
-from operator import length_hint
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from fastai.basics import Callback, CancelFitException, patch
+from fastai.basics import Callback, CancelFitException
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
@@ -82,6 +81,13 @@ def idle_table(profile)->pd.DataFrame: # `what`, `ms` and `n` times a step, its 
 # %% ../../nbs/run/10_profile.ipynb #4d10ceff
 _CATEGORIES = 'kernel', 'gpu_memcpy', 'gpu_memset'   # of what a GPU does, in a profiler's file
 
+def _profiler(place, has_ops): # PyTorch's; None without anything to see
+    kinds = [ProfilerActivity.CPU]*has_ops+[ProfilerActivity.CUDA]*(place.type=='cuda')
+    if not kinds: return
+    os.environ.setdefault('KINETO_LOG_LEVEL', '99') # else it prints its stages
+    with profile(activities=kinds, acc_events=True): pass # CUPTI, before a graph is captured
+    return profile(activities=kinds, acc_events=True)
+
 def _device_spans(prof, place, trace)->list:
     "Write a file of PyTorch's profiler, and read what a GPU did"
     with tempfile.TemporaryDirectory() as d:
@@ -102,8 +108,8 @@ def keep_turns(learn, clock): # List of (callback, event, start, end), which fil
     def call_one(event):
         for cb in learn.cbs.sorted('order'):
             start = clock()
-            try: cb(event)
-            finally: turns.append((cb, event, start, clock()))
+            cb(event)
+            turns.append((cb, event, start, clock()))
     learn._call_one = call_one
     return turns
 
@@ -114,51 +120,31 @@ class _ProfileCallback(StepTimerCallback):
     """Keeps when each phase began and ended, in µs of Unix time, as PyTorch's profiler does
 
     Starts that before the steps that count, and ends the fit after them."""
-    graph_safe = 'counts'
-    def __init__(self, n_steps, n_warm_up, has_ops):
+    graph_safe, n_unseen = 'counts', None
+    def __init__(self, prof, place, n_before, n_all):
         offset_s = max(time.time()-time.perf_counter() for _ in range(20)) # of the two read closest
         super().__init__(lambda: 1e6*(time.perf_counter()+offset_s))
         self.ended.at_once = np.inf                 # a row has no marks any more
-        self.n_before, self.n_all, self.has_ops = n_warm_up-_N_LEAD, n_warm_up+n_steps, has_ops
-        self.place, self.prof, self.n_unseen = None, None, None
+        self.prof, self.place, self.n_before, self.n_all = prof, place, n_before, n_all
         self.edges = []         # of the steps that count, when the device had nothing left to do
     def _marks(self): return HostMarks(self.clock)
     def __call__(self, event):
         super().__call__(event)
-        if self.is_idle: return                     # a validation that a callback runs
-        if event=='before_train' and self.place is None: self.prepare()
-        if event=='after_batch': self.count(len(self.ended.pending))
-    def steps_seen(self): return [Span('step', a, b) for _,_,a,*_,b in self.ended.pending]
+        is_validated = self.is_idle                 # by a callback
+        if event=='after_batch' and not is_validated: self.count(len(self.ended.pending))
+    def count(self, n):
+        if self.n_unseen is None and n>=self.n_before:
+            if self.prof: self.prof.start()
+            self.n_unseen = n
+        elif self.n_unseen is not None and n in (self.n_unseen+_N_LEAD, self.n_all):
+            wait_for(self.place)                    # a host that needn't wait runs ahead
+            self.edges.append(self.clock())
+        if n>=self.n_all: raise CancelFitException()
     def phases(self):
         for *_,opened,closed,_ in self.ended.pending:
             yield from (Span(name.removesuffix('_ms'), opened[a], closed[b])
                         for name,pairs in PHASES.items() for a,b in pairs
                         if a in opened and b in closed and closed[b]>opened[a])
-
-# %% ../../nbs/run/10_profile.ipynb #3cfc7882
-@patch
-def prepare(self:_ProfileCallback):
-    self.place = device_of(self.learn)
-    kinds = ([ProfilerActivity.CPU]*self.has_ops +
-             [ProfilerActivity.CUDA]*(self.place.type=='cuda'))
-    if not kinds: return
-    os.environ.setdefault('KINETO_LOG_LEVEL', '99') # else it prints its stages
-    self.prof = profile(activities=kinds, acc_events=True)
-    with profile(activities=kinds, acc_events=True): pass # CUPTI, before a graph is captured
-@patch
-def count(self:_ProfileCallback, n):
-    if self.n_unseen is None and n>=self.n_before:
-        if self.prof: self.prof.start()
-        self.n_unseen = n
-    elif self.n_unseen is not None and n in (self.n_unseen+_N_LEAD, self.n_all):
-        wait_for(self.place)                        # a host that needn't wait runs ahead
-        self.edges.append(self.clock())
-    if n>=self.n_all: raise CancelFitException()
-@patch
-def stop(self:_ProfileCallback):
-    if self.n_unseen is None or self.prof is None: return
-    wait_for(self.place)
-    self.prof.stop()
 
 # %% ../../nbs/run/10_profile.ipynb #7ab0f85d
 def profile_steps(
@@ -168,24 +154,24 @@ def profile_steps(
     trace=None,       # A file for them and PyTorch's operations, which that slows; may end in .gz
 )->Profile:
     "Profile steps of a Learner's own loop, with its phases and callbacks by name"
-    cb = _ProfileCallback(n_steps, n_warm_up, bool(trace))
-    n_epoch = cb.n_all//max(1, length_hint(learn.dls.train, cb.n_all))+1
+    prof, n_all = _profiler(place := device_of(learn), bool(trace)), n_warm_up+n_steps
+    cb = _ProfileCallback(prof, place, n_warm_up-_N_LEAD, n_all)
     turns = keep_turns(learn, cb.clock)
-    try: learn.fit(n_epoch, cbs=cb)
+    try: learn.fit(n_all, cbs=cb)                   # epochs enough
     finally:
         del learn._call_one
-        cb.stop()
-    steps = cb.steps_seen()
-    seen = [] if cb.n_unseen is None else steps[cb.n_unseen+_N_LEAD:][:n_steps]
-    if not seen: raise StateError(
+        if prof and cb.n_unseen is not None: prof.stop()
+    steps = [Span('step', a, b) for _,_,a,*_,b in cb.ended.pending]
+    if len(cb.edges)<2: raise StateError(
         f"The Learner trained {len(steps)} steps, too few to profile. Does a callback cancel some?")
-    if cb.edges: seen[0] = seen[0]._replace(start_us=cb.edges[0])
-    if cb.edges[1:]: seen[-1] = seen[-1]._replace(end_us=cb.edges[1])
+    seen = steps[cb.n_unseen+_N_LEAD:n_all]
+    seen[0] = seen[0]._replace(start_us=cb.edges[0])
+    seen[-1] = seen[-1]._replace(end_us=cb.edges[1])
     own = [Span(type(o).__name__, a, b) for o,event,a,b in turns
            if o not in (cb, cb.edge) and acts(o, (event,))]
     loop = [o for o in (*cb.phases(), *sorted(own, key=lambda o: o.start_us))
             if seen[0].start_us<=o.start_us<seen[-1].end_us]
-    return Profile(seen, loop, _device_spans(cb.prof, cb.place, trace) if cb.prof else None)
+    return Profile(seen, loop, _device_spans(prof, place, trace) if prof else None)
 
 # %% ../../nbs/run/10_profile.ipynb #memo1002
 def _tensor_mib(o): # of the storages of all tensors within, each once

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from io import TextIOWrapper
+from inspect import signature
 from pathlib import Path
 from types import CellType, FunctionType, ModuleType
 from unittest import mock
@@ -19,18 +19,19 @@ from weakref import finalize
 
 import torch
 from fastai.basics import Callback, Learner, Recorder, noop
-from fastai.callback.all import ProgressCallback, ShowGraphCallback, TrackerCallback
+from fastai.callback.all import (
+    CSVLogger, ProgressCallback, ShowGraphCallback, TrackerCallback)
 
-from ..ground.core import StateError, check_value, free_memory
+from ..ground.core import InputError, StateError, check_value, free_memory
 from ..data.item_tfms import random_states_kept
 from ..step.fast import speed_up
 
 # %% ../../nbs/run/03_twins.ipynb #d6e6721e
 def _copy_function(f, memo):
     "A function with the copy's parts in its closure and defaults; or itself"
-    defaults, keywords = copy.deepcopy((f.__defaults__, f.__kwdefaults__), memo)
-    cells = copy.deepcopy(f.__closure__, memo)
-    if defaults is f.__defaults__ and not (cells or keywords): return f
+    parts = f.__closure__, f.__defaults__, f.__kwdefaults__
+    cells, defaults, keywords = copied = copy.deepcopy(parts, memo)
+    if copied is parts: return f
     memo[id(f)] = new = FunctionType(f.__code__, f.__globals__, f.__name__, defaults, cells)
     new.__kwdefaults__ = keywords
     vars(new).update(vars(f))                   # such as a loss's `activation`
@@ -41,17 +42,12 @@ def _copy_cell(cell, memo): # of a closure
     if cell!=CellType(): new.cell_contents = copy.deepcopy(cell.cell_contents, memo)
     return new
 
-# %% ../../nbs/run/03_twins.ipynb #64e8dde1
-def _copy_file(f, memo): # a closed one is left from an earlier fit
-    if not f.closed: raise TypeError(f'{f.name} is open')
-
 def _copy_tensor(o, memo, own=torch.Tensor.__deepcopy__):
     if o.is_leaf: return own(o, memo)           # else by `weight_norm`, or kept by a hook
     return memo.setdefault(id(o), o.detach().clone())
 
 # %% ../../nbs/run/03_twins.ipynb #08716ded
-_RULES = {CellType: _copy_cell, TextIOWrapper: _copy_file, FunctionType: _copy_function,
-          ModuleType: lambda o, memo: o}
+_RULES = {CellType: _copy_cell, FunctionType: _copy_function, ModuleType: lambda o, memo: o}
 
 @contextmanager
 def holding_copies():
@@ -62,48 +58,45 @@ def holding_copies():
 # %% ../../nbs/run/03_twins.ipynb #b6f9bc8f
 _REMAINS = {'dl', 'xb', 'yb', 'pred', 'loss', 'loss_grad', 'scaler', 'lock', '_with_events'}
 _SERVICES = {f'fastai.callback.{o}' for o in 'azureml comet neptune tensorboard wandb'.split()}
+_WITHOUT = ProgressCallback, ShowGraphCallback, CSVLogger, TrackerCallback # is what twins train
+_GONE = Callback() # stands for those that are left out
 
 def is_of_speed_up(o): # A callback, or what one has put into a Learner
     is_ours = type(o).__module__.startswith(('gpubench.step.', 'gpubench.data.'))
     return is_ours and not isinstance(o, Recorder) # which is copied as fastai's
 
-# %% ../../nbs/run/03_twins.ipynb #1b576601
-def _copy_loader(dl, memo):
-    "A loader over the same data set, without an iterator that holds processes or a generator"
-    if id(dl) in memo or not hasattr(dl, 'dataset'): return     # such as a list of batches
-    memo[id(dl)], memo[id(dl.dataset)] = (new := object.__new__(type(dl))), dl.dataset
-    kept = {k: v for k,v in vars(dl).items() if k not in ('it', '_DataLoader__idxs')} # fastai's
-    if '_iterator' in kept: kept['_iterator'] = None                                # PyTorch's
-    vars(new).update(copy.deepcopy(kept, memo))
-
-def _why_not_copied(cb, memo): # '' if nobody needs to know it, None if it can be
-    if is_of_speed_up(cb) or isinstance(cb, (ProgressCallback, ShowGraphCallback)): return ''
+def _why_left_out(cb, memo): # '' if nobody needs to know it, None if it can be copied
+    if is_of_speed_up(cb) or isinstance(cb, _WITHOUT): return ''
     if type(cb).__module__ in _SERVICES: return 'it reports to a service'
     try: copy.deepcopy(cb, memo.copy())
     except Exception as e: return str(e)
 
-# %% ../../nbs/run/03_twins.ipynb #c9a36365
-def _own_loaders(learn):
-    "Give a Learner copies of its loaders, if they can be copied: others may use them"
-    memo = {}
-    with holding_copies(), suppress(Exception):
-        for dl in learn.dls.loaders: _copy_loader(dl, memo)
-        learn.dls = copy.deepcopy(learn.dls, memo)
+# %% ../../nbs/run/03_twins.ipynb #1b576601
+def _copy_loaders(dls, memo): # The copied `DataLoaders`
+    "Loaders over the same data sets, without iterators that hold processes or generators"
+    for dl in dls.loaders:
+        if id(dl) in memo or not hasattr(dl, 'dataset'): continue   # such as a list of batches
+        memo[id(dl)], memo[id(dl.dataset)] = (new := object.__new__(type(dl))), dl.dataset
+        kept = {k: v for k,v in vars(dl).items() if k not in ('it', '_DataLoader__idxs')} # fastai's
+        if '_iterator' in kept: kept['_iterator'] = None                                # PyTorch's
+        vars(new).update(copy.deepcopy(kept, memo))
+    return copy.deepcopy(dls, memo)
+
+def _copy_callbacks(cbs, memo)->tuple: # The copies; those that are left out, and why
+    why = [(o, _why_left_out(o, memo)) for o in cbs]
+    memo |= {id(o): _GONE for o,w in why if w is not None}
+    kept = cbs.filter(lambda o: memo.get(id(o)) is not _GONE)
+    return copy.deepcopy(kept, memo), {type(o).__name__: w for o,w in why if w}
 
 # %% ../../nbs/run/03_twins.ipynb #684d1a96
-def _copy_attributes(learn, new, memo)->dict:
-    "Fill in a copy; returns the names of callbacks that are left out, and why"
-    gone, left_out = {}, {}
+def _copy_attributes(learn, new, memo)->dict: # Callbacks that are left out, and why
     for name,value in vars(learn).items():      # the data, the network and the loss come first
         is_done_anew = name!='opt' and is_of_speed_up(value)    # by `speed_up`, such as a method
-        if name in _REMAINS or id(value) in gone or is_done_anew: continue
-        if name=='cbs':
-            found = [(o, _why_not_copied(o, memo)) for o in value]
-            left_out = {type(o).__name__: why for o,why in found if why}
-            gone = {id(o): Callback() for o,why in found if why is not None}
-            memo |= gone
-            value = value.filter(lambda o: id(o) not in gone)
-        try: vars(new)[name] = copy.deepcopy(value, memo)
+        if name in _REMAINS or memo.get(id(value)) is _GONE or is_done_anew: continue
+        try:
+            if name=='dls': new.dls = _copy_loaders(value, memo)
+            elif name=='cbs': new.cbs, left_out = _copy_callbacks(value, memo)
+            else: vars(new)[name] = copy.deepcopy(value, memo)
         except torch.OutOfMemoryError: raise
         except Exception as e:
             raise StateError(
@@ -113,17 +106,13 @@ def _copy_attributes(learn, new, memo)->dict:
 
 # %% ../../nbs/run/03_twins.ipynb #072bad92
 def copy_training(learn:Learner)->tuple: # The copy; the callbacks that it does without, and why
-    """A copy of a training that trains alike, without its progress bars and its logger
+    """A copy of a training that trains alike, without its loggers, bars and trackers
 
     If any part of `speed_up` is on, the copy gets all of it."""
     new = Learner.__new__(type(learn))
     new.__setstate__({})                            # it has a lock
-    memo = {id(learn): new, id(learn.logger): noop}
     with holding_copies():
-        for dl in learn.dls.loaders: _copy_loader(dl, memo)
-        left_out = _copy_attributes(learn, new, memo)
-    for p,own in zip(learn.model.parameters(), new.model.parameters()):
-        if p.grad is not None: own.grad = p.grad.detach().clone()
+        left_out = _copy_attributes(learn, new, {id(learn): new, id(learn.logger): noop})
     new._end_cleanup()
     if any(map(is_of_speed_up, learn.cbs)):
         compiled = getattr(getattr(learn, 'graphed_step', None), 'compile', False)
@@ -153,25 +142,32 @@ def states_kept(
 class Twins:
     "Copies a Learner, or calls a function for new ones, with one folder for what they save"
     def __init__(self, source:Learner|Callable):
+        if not isinstance(source, Learner):
+            try: signature(source).bind()
+            except TypeError as e: raise InputError(
+                f"learn is {source!r}, but it has to be a fastai `Learner`, or a function without "
+                f"arguments that returns a new one ({e}).") from e
         self.source, self.left_out = source, {}
         self.folder = tempfile.mkdtemp(prefix='gpubench-')
         finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
     def new(self)->Learner:
+        "Without a logger, a bar and trackers"
         if isinstance(self.source, Learner): twin, self.left_out = copy_training(self.source)
         else:
             twin = self.source()
             check_value('learn()', twin, isinstance(twin, Learner), 'a new fastai `Learner`')
-            _own_loaders(twin)
-        twin.path, twin.model_dir = Path(self.folder), 'models'
-        twin.dls.path = twin.path
+            with holding_copies(), suppress(Exception): # others may use its loaders, too
+                twin.dls = _copy_loaders(twin.dls, {})
+            twin.remove_cbs(_WITHOUT).logger = noop
+        twin.path = twin.dls.path = Path(self.folder)
+        twin.model_dir = 'models'
         return twin
     @contextmanager
-    def one(self): # it has no tracker, no bar and no logger
+    def one(self):
         "A twin to train; afterwards its graphs and decoded images are gone, and states as before"
         free_memory()                               # of the one before, to which nothing refers now
         with states_kept(self.source):
-            twin = self.new().remove_cbs(TrackerCallback)
-            try:
-                with twin.no_bar(), twin.no_logging(): yield twin
+            twin = self.new()
+            try: yield twin
             finally:
                 for o in [*twin.cbs]: getattr(o, 'release', noop)()

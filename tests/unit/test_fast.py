@@ -850,7 +850,7 @@ def test_bf16_is_refused_where_fp16_is_on():
 
 @pytest.mark.parametrize('capability', [(7, 5), (8, 0)])
 def test_bf16_only_where_the_card_has_it(monkeypatch, capability):
-    from gpubench.run.ways import find_ways
+    from gpubench.show.gain import find_ways
     from gpubench.run.trial import Trial, resolve
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)

@@ -82,12 +82,18 @@ def test_own_model(here):
 def test_find_factory(here):
     "Whatever keeps the module from being imported is found before a visit, with the line of the user's file"
     assert find_factory(f'{here}:net').__name__=='net'
-    with pytest.raises(ValueError, match="current folder.*No module named 'not_there'"): find_factory('not_there.at_all:net')
+    with pytest.raises(ValueError, match="imported from .*No module named 'not_there'"): find_factory('not_there.at_all:net')
     for name,text,match in (('needs', '\nimport a_package_that_nobody_has\n', rf"ModuleNotFoundError: .*has.* \({here}_needs.py:2\)"),
                             ('ends', 'raise SystemExit(3)\n', rf"SystemExit: 3 \({here}_ends.py:1\)"),
                             ('torn', 'def net(:\n', rf"SyntaxError: .*\({here}_torn.py, line 1\)")):
         Path(f'{here}_{name}.py').write_text(text)
         with pytest.raises(ValueError, match=match): find_factory(f'{here}_{name}:net')
+
+def test_files_of_one_name_in_two_folders(here):
+    for folder in 'before', 'after':
+        Path(folder).mkdir()
+        Path(folder, f'{here}.py').write_text(f"def make(): return '{folder}'\n")
+    assert [find_factory(f'{o}/{here}.py:make')() for o in ('before', 'after', 'before')]==['before', 'after', 'before']
 
 # ---- operations
 
