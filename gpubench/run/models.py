@@ -98,7 +98,7 @@ def find_factory(name:str)->Callable: # 'module:function' → takes `n_classes` 
     try:
         with _current_folder_first(): found = importlib.import_module(module)
     except (Exception, SystemExit) as e: raise InputError(
-        f"The module {module!r} for the model {name!r} can't be imported from the current folder "
+        f"The module {module!r} of {name!r} can't be imported from the current folder "
         f"({os.getcwd()}) or an installed package: {type(e).__name__}: {e}{user_place(e)}.") from e
     make = getattr(found, function, None)
     if callable(make): return make
