@@ -194,12 +194,13 @@ def labs_command(
     gpubench labs 02_batch_size
     gpubench labs --copy ~/course --for nbgrader
     """
-    from gpubench.course.export import export_labs, teacher_key
     from gpubench.course.labs import copy_labs, labs_folder
     folder = Path(labs or labs_folder(), 'deeper' if deeper else '')
-    if key: return _print(teacher_key(folder))
     if for_ and not copy: raise click.UsageError(f'--for {for_} needs --copy FOLDER.')
-    if for_: _print(f"For nbgrader, in {copy}: {', '.join(export_labs(copy, names, folder))}")
+    if key or for_:
+        from gpubench.course.export import export_labs, teacher_key      # loads torch
+        if key: return _print(teacher_key(folder))
+        _print(f"For nbgrader, in {copy}: {', '.join(export_labs(copy, names, folder))}")
     elif not copy: _list_labs(folder, names)
     else:
         new, same, kept = copy_labs(copy, folder, names).values()

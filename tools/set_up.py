@@ -91,7 +91,9 @@ def install(log, venv, extra):
 
 def set_up(venv, extra):
     "Make `venv` ready for `extra`"
-    if ready(venv, stamp := read_stamp(venv), extra): return print(f'{venv.name} is up to date.', flush=True)
+    if ready(venv, stamp := read_stamp(venv), extra):
+        name = 'The image' if stamp.get('image') else venv.name
+        return print(f'{name} is up to date.', flush=True)
     if stamp.get('image'): sys.exit(rebuild)
     with open(f'{venv}.log', 'a') as log:
         try:

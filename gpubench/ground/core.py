@@ -166,7 +166,7 @@ def free_memory():
 
 # %% ../../nbs/ground/00_core.ipynb #b16f0003
 NO_BF16 = ('This GPU has no bf16: PyTorch would emulate it slowly below compute capability 8.0. '
-           'Use `learn.to_fp16()`.')
+           "Use precision='fp16'.")
 
 def has_bf16(device)->bool: # A torch device or its name
     "Does a device compute in bfloat16, rather than emulate it?"

@@ -136,7 +136,7 @@ _FOR = dict(graph='GPUs', compile='GPUs', search_kernels='GPUs', keep_pages='CPU
 # %% ../../nbs/run/03_trial.ipynb #56d9d3f0
 def _refusals(t): # Why a `Trial` can't run
     if t.precision=='bf16' and not has_bf16(t.device): yield (
-        f"precision='bf16' can't run. {NO_BF16} In a trial: precision='fp16'.")
+        f"precision='bf16' can't run. {NO_BF16}")
     if t.n_devices>1 and 'compile' in t.parts and t.all_reduce=='buckets': yield (
         "speed_up='compile' on several devices needs all_reduce='flat': a compiled backward pass "
         "can't send buckets early.")

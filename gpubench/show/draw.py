@@ -127,7 +127,7 @@ def _wrapped_to(ax, texts):
     cell, labels, fig = ax.get_subplotspec(), ax.yaxis.get_tightbbox(), ax.figure
     width_in = fig.get_figwidth()/(cell.get_gridspec().ncols if cell else 1)
     if labels: width_in -= labels.width/fig.dpi
-    n_letters = max(20, int(13*(width_in-.15)))
+    n_letters = max(20, int(14.5*(width_in-.15)))
     lines = [line for o in texts if o for line in as_is(o).split('\n')]
     return [o for line in lines for o in textwrap.wrap(line, n_letters, subsequent_indent='   ')]
 

@@ -241,8 +241,8 @@ def _network_remedy(o):
     smaller = 'a smaller network or smaller images'
     if not _on_gpu(o): return f'`speed_up`, {smaller}, or a GPU shorten it.'
     is_mixed = plain_value(o.get('precision')) in ('bf16', 'fp16')
-    mixed = '' if is_mixed else ("mixed precision (`speed_up(learn, precision='bf16')`, or before "
-                                 "Ampere `learn.to_fp16()`), ")
+    mixed = '' if is_mixed else ("mixed precision (`speed_up(learn, precision='bf16')`, before "
+                                 "Ampere 'fp16'), ")
     return f'Nothing else limits the training: only {mixed}{smaller} shorten it.'
 
 def _optimizer_remedy(o):
