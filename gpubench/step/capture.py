@@ -9,19 +9,21 @@ __all__ = ['CUDACapture', 'TapeCapture', 'why_failed', 'Step']
 import gc
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
-from types import FunctionType, MethodType, SimpleNamespace
+from types import FunctionType, SimpleNamespace
 import torch
 from fastai.callback.core import Callback
 from fastai.callback.fp16 import AMPMode, MixedPrecision
 from fastai.callback.mixup import CutMix, MixHandler
 from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.imports import noop
 from fastai.torch_core import find_bs, to_float
 from fastcore.basics import patch
 from torch._C._distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from ..data.images import FeedDL
 from ..ground.core import StateError, free_memory, user_line
-from .kept import Kept, buffers_in, held_tensors
+from .kept import Kept, changing
 from .optim import Update
 
 # %% ../../nbs/step/02_capture.ipynb #c1a0ce98
@@ -33,7 +35,6 @@ def capture_stream(device):
 # %% ../../nbs/step/02_capture.ipynb #3209add2
 class CUDACapture:
     "Records what a function launches on a GPU"
-    draws_on_cpu = False   # are random numbers that PyTorch draws on a CPU fresh in each replay?
     def __init__(self, device):
         self.device, self.stream = device, capture_stream(device)
         self.release()
@@ -42,60 +43,61 @@ class CUDACapture:
         "The state of the GPU's random numbers"
         return partial(torch.cuda.set_rng_state, torch.cuda.get_rng_state(self.device), self.device)
     def mark(self): # What waits for all that was launched before
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return event.synchronize
+        return torch.cuda.current_stream(self.device).record_event().synchronize
     def warm_up(self, step):
-        "Run it once on the stream of the captures; what it allocates outlives them"
+        "Run it once on the stream of the captures"
         now = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(now)
         with torch.cuda.stream(self.stream): out = step()
         now.wait_stream(self.stream)
         return out
     def record(self, step): # (what repeats it, what it returned)
-        graph, was_on = torch.cuda.CUDAGraph(), gc.isenabled()
-        generator = torch.cuda.default_generators[self.stream.device.index]
-        kept = generator.clone_state()
         if self.pool is None: self._make_pool()
-        gc.disable()
-        try:
-            with torch.cuda.stream(self.stream):
-                try:
-                    graph.capture_begin(pool=self.pool, capture_error_mode='thread_local')
-                    out = step()
-                except BaseException:                  # also an interrupt
-                    self._abandon(graph, generator, kept)
-                    raise
-                graph.capture_end()
-        finally:
-            if was_on: gc.enable()
+        graph = torch.cuda.CUDAGraph()
+        with self._capturing(graph): out = step()
         return graph.replay, out
 
 # %% ../../nbs/step/02_capture.ipynb #38827780
 @patch
-def _make_pool(self:CUDACapture):
-    "With cuBLAS's workspace in it, too: other compiled code frees the shared one"
-    free, total = torch.cuda.mem_get_info(self.device)
-    most = torch.cuda.get_per_process_memory_fraction(self.device)*total
-    is_scarce = min(free, most-torch.cuda.memory_reserved(self.device))<most/2
-    if is_scarce: free_memory()                                # it takes a quarter of a second
-    torch._C._cuda_clearCublasWorkspaces()
-    self.pool, self.anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-    x = torch.zeros(1, device=self.device)
-    with torch.cuda.stream(self.stream):
-        self.anchor.capture_begin(pool=self.pool, capture_error_mode='thread_local')
-        x.add_(1)
-        self.anchor.capture_end()
+@contextmanager
+def _capturing(self:CUDACapture, graph):
+    "What is launched within `with` becomes a part of the graph"
+    generator = torch.cuda.default_generators[self.stream.device.index]
+    kept, was_on = generator.clone_state(), gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.stream(self.stream):
+            try:
+                graph.capture_begin(pool=self.pool, capture_error_mode='thread_local')
+                yield
+            except BaseException:                      # also an interrupt
+                self._abandon(graph)
+                generator.graphsafe_set_state(kept)
+                raise
+            graph.capture_end()
+    finally:
+        if was_on: gc.enable()
 
 @patch
-def _abandon(self:CUDACapture, graph, generator, kept):
+def _abandon(self:CUDACapture, graph):
     "Leave a capture that failed"
     try: graph.capture_end()
     except RuntimeError:
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self.stream.device.index, self.pool)
-    generator.graphsafe_set_state(kept)
     self.release()
+
+@patch
+def _make_pool(self:CUDACapture):
+    "With cuBLAS's workspace in it, too: other compiled code frees the shared one"
+    free, total = torch.cuda.mem_get_info(self.device)
+    reserved = torch.cuda.memory_reserved(self.device)
+    free = min(free, torch.cuda.get_per_process_memory_fraction(self.device)*total-reserved)
+    if free<reserved: free_memory()     # a graph takes as much again; .25 s
+    torch._C._cuda_clearCublasWorkspaces()
+    self.pool, self.anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    x = torch.zeros(1, device=self.device)
+    with self._capturing(self.anchor): x.add_(1)
 
 # %% ../../nbs/step/02_capture.ipynb #4530f113
 def _memory_in(o): # address -> storage
@@ -138,10 +140,9 @@ class TapeCapture:
 
     It takes the tensors and the numbers of the recording. It saves no time: it is for learning,
     and for tests where there is no GPU."""
-    draws_on_cpu = True
     def random(self): return partial(torch.set_rng_state, torch.get_rng_state())
     def release(self): pass
-    def mark(self): return lambda: None
+    def mark(self): return noop
     def warm_up(self, step): return step()
     def record(self, step): # (what repeats it, what it returned)
         put_random, tape = self.random(), _Tape()
@@ -161,8 +162,6 @@ def why_failed(e):
     return f'{type(e).__name__}: {words}' + (f' ({line})' if line else '')
 
 # %% ../../nbs/step/02_capture.ipynb #94ac8ef6
-def _as_it_was(o): return o
-
 class Hook:
     "Stands in for a method of one Learner until it is removed"
     def __init__(self, learn, name, func):
@@ -173,11 +172,11 @@ class Hook:
     def inner(self): # what it stands in for
         return self.own or getattr(type(self.learn), self.name).__get__(self.learn)
     def remove(self):
-        learn, self.func = self.learn, self.inner    # for a training loop that has looked it up already
+        learn, self.func = self.learn, self.inner    # for a loop that has looked it up already
         if vars(learn).get(self.name) is not self: return
         if self.own: setattr(learn, self.name, self.own)
         else: delattr(learn, self.name)
-    def __reduce__(self): return _as_it_was, (self.inner,)
+    def __reduce__(self): return noop, (self.inner,)
 
 # %% ../../nbs/step/02_capture.ipynb #054de8dd
 class JoiningCallback(Callback):
@@ -234,13 +233,15 @@ def mix(cb, alpha, xb, yb):
 # %% ../../nbs/step/02_capture.ipynb #c29ac540
 def _plain(o): return o.as_subclass(torch.Tensor)
 
+def _call(model, *xb): return model(*xb)
 @lru_cache(64)
-def _code_for(func, *key): return func.__code__.replace()
-def _copied(method, *key):
-    "With code of its own for each key"
-    func = method.__func__
-    about = func.__globals__, func.__name__, func.__defaults__, func.__closure__
-    return MethodType(FunctionType(_code_for(func, *key), *about), method.__self__)
+def _code_for(*key): return _call.__code__.replace()
+
+def compiled(model, xb):
+    "A function that calls the network with batches like this one"
+    code = _code_for(id(model), *(o.shape for o in xb))
+    run = torch.compile(FunctionType(code, globals()), fullgraph=True, dynamic=False)
+    return partial(run, model)
 
 # %% ../../nbs/step/02_capture.ipynb #8f59b397
 @contextmanager
@@ -259,10 +260,13 @@ def make_batch(dl, xb, yb):
     b = tuple(map(_plain, dl.make((*xb, *yb))))
     return b[:len(xb)], b[len(xb):]
 
+def bare_loader(learn): # or None
+    "The `FeedDL` of a Learner, if it leaves batch transforms to the step"
+    return learn.dl if isinstance(learn.dl, FeedDL) and learn.dl.is_bare else None
+
 def network_batch(learn):
     "Before a step: the Learner's batch as its network gets it, also where the step transforms it"
-    is_bare = getattr(learn.dl, 'is_bare', False)
-    return make_batch(learn.dl if is_bare else None, learn.xb, learn.yb)
+    return make_batch(bare_loader(learn), learn.xb, learn.yb)
 
 # %% ../../nbs/step/02_capture.ipynb #44961cba
 class Copied:
@@ -293,33 +297,31 @@ class Step:
         is_fp16 = cast and AMPMode(cast.amp_mode)==AMPMode.FP16
         self.dtype = cast and (torch.float16 if is_fp16 else torch.bfloat16)
         self.scaler = learn.scaler if is_fp16 and learn.scaler.is_enabled() else None
-        self.scale = torch.zeros((), device=input.at.device)   # fp16's, of a step; 0: it was skipped
         accumulation = parts.get(GradientAccumulation)         # adds to gradients that stay
         self.share = accumulation.n_acc/find_bs(learn.yb) if accumulation else None
         self.mix, loss_func = None, self.loss_func
-        for cb in (o for o in parts.values() if isinstance(o, MixHandler)):
+        if cb := parts.get(MixHandler):
             alpha = torch.stack([cb.distrib.concentration1, cb.distrib.concentration0])
             self.mix = partial(mix, cb, alpha.to(input.at.device, torch.float32))
             if cb.stack_y: loss_func = cb.old_lf
         self.holders = self.model, loss_func                   # of state
-        self.net = self._net
-        if not compile: return
-        copied = _copied(self._net, id(self.model), *(o.shape for o in (*learn.xb, *learn.yb)))
-        self.net = torch.compile(copied, fullgraph=True, dynamic=False)
-    def _net(self, *xb): return self.model(*xb)
-    def backward(self, xb, yb):
-        "Both passes; prediction and loss without their history, and the batch if it is another"
-        if self.compile: xb, yb = tree_map(_plain, (xb, yb))
-        if self.mix: xb, yb = self.mix(xb, yb)
-        made = (xb, yb) if self.mix or self.input.fed else None
-        with torch.autocast('cuda', self.dtype) if self.dtype else nullcontext():
-            pred = self.net(*xb)
-            if self.dtype: pred = to_float(pred)
-            loss = self.loss_func(pred, *yb)
-        whole = loss if self.share is None else loss/self.share
-        (self.scaler.scale(whole) if self.scaler else whole).backward()
-        pred = tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred)
-        return pred, _plain(loss.detach()), made
+        self.net = compiled(self.model, learn.xb) if compile else self.model
+
+# %% ../../nbs/step/02_capture.ipynb #back0001
+@patch
+def backward(self:Step, xb, yb):
+    "Both passes; prediction and loss without their history, and the batch if it is another"
+    if self.compile: xb, yb = tree_map(_plain, (xb, yb))
+    if self.mix: xb, yb = self.mix(xb, yb)
+    made = (xb, yb) if self.mix or self.input.fed else None
+    with torch.autocast('cuda', self.dtype) if self.dtype else nullcontext():
+        pred = self.net(*xb)
+        if self.dtype: pred = to_float(pred)
+        loss = self.loss_func(pred, *yb)
+    whole = loss if self.share is None else loss/self.share
+    (self.scaler.scale(whole) if self.scaler else whole).backward()
+    pred = tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred)
+    return pred, _plain(loss.detach()), made
 
 # %% ../../nbs/step/02_capture.ipynb #3fe3d61d
 @patch
@@ -331,11 +333,9 @@ def finish(self:Step, plan, update):
             [p.grad for p in plan.params], plan.skip, s._scale.double().reciprocal().float())
         if self.clip: torch.nn.utils.clip_grad_norm_(
             self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
-        update()
-        if not s: return
-        self.scale.copy_(s._scale*(plan.skip==0))      # `skip` is 1 if a gradient isn't finite
-        torch._amp_update_scale_(s._scale, s._growth_tracker, plan.skip, s._growth_factor,
-                                 s._backoff_factor, s._growth_interval)
+        update()                                       # unless a gradient isn't finite: `skip` is 1
+        if s: torch._amp_update_scale_(s._scale, s._growth_tracker, plan.skip, s._growth_factor,
+                                       s._backoff_factor, s._growth_interval)
     finally:                                           # or an interrupt would skip later steps
         if self.scaler: plan.skip.zero_()
 
@@ -389,7 +389,7 @@ def record(self:Step, is_last, capture, loss): # A loss like those of the step
         for p,g in zip(plan.params, before): p.grad = g
         raise
     update.point()
-    self.recordings[is_last] = SimpleNamespace(replay=replay, out=out, update=update, is_tried=False)
+    self.recordings[is_last] = SimpleNamespace(replay=replay, out=out, update=update, n=0)
 
 # %% ../../nbs/step/02_capture.ipynb #b09e21c9
 @patch
@@ -397,12 +397,11 @@ def keep(self:Step, random):
     "The state before a step"
     plan, params = self.opt.plan(), list(self.model.parameters())
     plan.begin()                                     # its count is part of what is kept
-    parts = dict(weights=params) | buffers_in(*self.holders)
+    parts = dict(weights=params) | changing(*self.holders)
     for k in plan.recipe.moments: parts[k] = [o[k] for _,_,o in plan.found]
     parts['counts'] += [plan.count]
     if self.share is not None: parts['gradients'] = [p.grad for p in params if p.grad is not None]
     if self.scaler:
         parts['scale'] = [self.scaler._scale]
         parts['counts'] += [self.scaler._growth_tracker]
-    others = held_tensors(*self.holders)             # put back, but maybe not the same later
-    return Kept(parts, random, others)
+    return Kept(parts, random)

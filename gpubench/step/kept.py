@@ -24,17 +24,14 @@ _OF_EACH_MODULE = vars(torch.nn.Module()).keys()-{'training'}
 def _held(o):
     return {k: v for k,v in getattr(o, '__dict__', {}).items() if k not in _OF_EACH_MODULE}
 
-def held_tensors(*parts):
-    "Tensors of modules that are neither parameters nor buffers"
-    held = [v for m in modules_in(*parts) for v in _held(m).values()]
-    return [o for o in held if isinstance(o, torch.Tensor)]
-
 # %% ../../nbs/step/00_kept.ipynb #136b6169
-def buffers_in(*parts): # Name -> list of tensors
-    "What a forward pass may change in networks and losses: buffers, and those of them that count"
-    found = [b for m in modules_in(*parts) for b in m._buffers.values() if b is not None]
-    return dict(buffers=[o for o in found if o.is_floating_point()],
-                counts=[o for o in found if not o.is_floating_point()])
+def changing(*parts): # Name -> list of tensors
+    "What a forward pass may change: buffers, those that count, and tensors that are no buffers"
+    modules = modules_in(*parts)
+    buffers = [b for m in modules for b in m._buffers.values() if b is not None]
+    return dict(buffers=[o for o in buffers if o.is_floating_point()],
+                counts=[o for o in buffers if not o.is_floating_point()],
+                held=[v for m in modules for v in _held(m).values() if isinstance(v, torch.Tensor)])
 
 # %% ../../nbs/step/00_kept.ipynb #f698fe95
 @contextmanager
@@ -67,52 +64,39 @@ def _as_bytes(v):
 
 # %% ../../nbs/step/00_kept.ipynb #09f4697e
 def host_state(with_torch, *parts): # Are PyTorch's numbers the host's? Networks and losses
-    "Random states, and what the parts hold: neither may change in a step that is replayed"
-    _, key, at, *_ = np.random.get_state()
-    of_torch = torch.get_rng_state().tolist() if with_torch else None
+    "Random states, and what the parts hold, as bytes: a step that changes them can't be replayed"
+    of_torch = torch.get_rng_state().numpy() if with_torch else None
     held = [o for part in (*modules_in(*parts), *parts) for o in _held(part).items()]
-    return (random.getstate(), key.tolist(), at, of_torch), [(k, _as_bytes(v)) for k,v in held]
+    return [_as_bytes(o) for o in ((random.getstate(), np.random.get_state(), of_torch), *held)]
 
 # %% ../../nbs/step/00_kept.ipynb #39d239e0
 LOSS_TOLERANCE = 1e-4   # relative: of a step whose kernels may round differently each time
 STEP_TOLERANCE = .01    # the same, of the changes of weights, buffers and moments, in their norm
 
-def is_exact(device, compile):
-    "Do kernels give the same bits each time?"
-    is_fixed = torch.device(device).type=='cpu' or torch.are_deterministic_algorithms_enabled()
-    return is_fixed and not compile
-
-# %% ../../nbs/step/00_kept.ipynb #a30c8e57
-def is_near(a, b, before, tolerance): # Lists of tensors; `before`: None where they are no changes
+def is_near(a, b, before=None): # Lists of tensors; `before`: None for losses
     "Are two results of a step alike within a fraction of the change?"
     if not a[0].is_floating_point(): return all(map(torch.equal, a, b))                # counts
     def norm(tensors): return torch.stack(torch._foreach_norm(tensors)).norm().item()
     change = b if before is None else torch._foreach_sub(b, before)
+    tolerance = LOSS_TOLERANCE if before is None else STEP_TOLERANCE
     return not norm(torch._foreach_sub(a, b))>tolerance*norm(change)   # nan is as near as can be
 
 # %% ../../nbs/step/00_kept.ipynb #82b32cce
 class Kept:
     "The state before a step, to put it back and to compare two ways to do the step"
     def __init__(self,
-        parts:dict, # Name -> list of tensors that a step changes in place
+        parts:dict, # Name -> list of tensors that a step changes in place; `held` isn't compared
         random,     # Sets the device's random numbers back
-        others=(),  # More tensors to put back, which aren't compared
     ):
-        self.parts, self.random, self.before = parts, random, _copies(parts)
-        self.others = [(o, o.detach().clone()) for o in others]
-    def now(self): return _copies(self.parts)
+        self.parts, self.random = parts, random
+        self.before = self.now()
+    def now(self): return {k: [o.detach().clone() for o in v] for k,v in self.parts.items()}
     @torch.no_grad()
     def put_back(self):
         self.random()
-        pairs = [o for k,tensors in self.parts.items() for o in zip(tensors, self.before[k])]
-        for o,before in pairs+self.others: o.copy_(before)
+        for k,tensors in self.parts.items():
+            for o,before in zip(tensors, self.before[k]): o.copy_(before)
     @torch.no_grad()
-    def agree(self, a, b, is_exact): # Two results of a step, like `parts`
-        "Is it the same step, bit by bit or within what kernels round differently?"
-        if is_exact:
-            pairs = [o for k in a for o in zip(a[k], b[k])]
-            return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x,y in pairs)
-        tolerances = {k: LOSS_TOLERANCE if k=='loss' else STEP_TOLERANCE for k in a if a[k]}
-        return all(is_near(a[k], b[k], self.before.get(k), o) for k,o in tolerances.items())
-
-def _copies(parts): return {k: [o.detach().clone() for o in v] for k,v in parts.items()}
+    def agree(self, a, b): # Two results of a step, like `parts`, with the `loss`
+        "Is it the same step, but for what kernels round differently?"
+        return all(is_near(a[k], b[k], self.before.get(k)) for k in a if a[k] and k!='held')

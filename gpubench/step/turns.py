@@ -6,25 +6,16 @@
 __all__ = ['role_of', 'strangers']
 
 # %% ../../nbs/step/03_turns.ipynb #turns002
+import fastai.callback.schedule  # noqa: F401 (adds `fit_one_cycle` and others to `Learner`)
 import torch
-from fastai.callback.channelslast import ChannelsLast
-from fastai.callback.core import Callback, GatherPredsCallback, TrainEvalCallback
-from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.core import Callback
 from fastai.callback.hook import Hook as LayerHook, Hooks
-from fastai.callback.mixup import CutMix, MixHandler, MixUp
-from fastai.callback.progress import CSVLogger, ProgressCallback, ShowGraphCallback
-from fastai.callback.schedule import LRFinder, ParamScheduler
-from fastai.callback.tracker import (EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback,
-                                     TerminateOnNaNCallback)
-from fastai.callback.training import GradientAccumulation, GradientClip
-from fastai.learner import CastToTensor, Recorder, SkipToEpoch
+from fastai.callback.mixup import MixHandler
 from torch.distributions import Beta
 from torch.nn.parallel import DistributedDataParallel
-
 from .capture import Hook
 from .kept import modules_in
-from ..watch.monitor import MonitorCallback
-from ..watch.timing import StepTimerCallback, StepTimerEdgeCallback, acts
+from ..watch.timing import acts
 
 # %% ../../nbs/step/03_turns.ipynb #turns005
 BATCH_EVENTS = """before_batch after_pred after_loss before_backward after_cancel_backward
@@ -37,14 +28,20 @@ EPOCH_EVENTS = """before_epoch before_train after_cancel_train after_train befor
 
 # %% ../../nbs/step/03_turns.ipynb #c037e0bf
 _ROLES = {
-    'part': (MixedPrecision, GradientClip, GradientAccumulation, MixUp, CutMix),  # of the step
-    'reads losses': (LRFinder, TerminateOnNaNCallback),                           # each of them
-    'counts': (TrainEvalCallback, ParamScheduler),                                # beside each replay
-    'clock': (StepTimerCallback, StepTimerEdgeCallback, MonitorCallback),         # in its own way
-    '': (Recorder, ProgressCallback, ShowGraphCallback, CSVLogger, CastToTensor, ChannelsLast,
-         EarlyStoppingCallback, SaveModelCallback, ReduceLROnPlateau, SkipToEpoch,
-         GatherPredsCallback)}
-ROLES = {kind: role for role,kinds in _ROLES.items() for kind in kinds}
+    'part': 'MixedPrecision GradientClip GradientAccumulation MixUp CutMix',  # of the step
+    'reads losses': 'LRFinder TerminateOnNaNCallback',                        # each of them
+    'counts': 'TrainEvalCallback ParamScheduler',                             # beside each replay
+    'clock': 'StepTimerCallback StepTimerEdgeCallback MonitorCallback',       # in its own way
+    '': 'Recorder ProgressCallback ShowGraphCallback CSVLogger CastToTensor ChannelsLast '
+        'EarlyStoppingCallback SaveModelCallback ReduceLROnPlateau SkipToEpoch GatherPredsCallback'}
+ROLES = {name: role for role,names in _ROLES.items() for name in names.split()}
+
+def is_stock(method)->bool: # A class, a method or what stands in for one
+    "Is its code fastai's or gpubench's? A decorator may have copied the name of the module"
+    module = getattr(method, '__globals__', {}).get('__name__') or method.__module__
+    return module.split('.')[0] in ('fastai', 'gpubench')
+
+def is_known(kind): return kind.__name__ in ROLES and is_stock(kind)
 
 # %% ../../nbs/step/03_turns.ipynb #0563c1bc
 def role_of(
@@ -56,15 +53,10 @@ def role_of(
     its `before_batch`, `after_step` and `after_batch`, where `learn.loss` and `learn.pred` are
     valid until the next batch. 'counts': it doesn't even look at losses, weights or batches, so
     its events may run before the device has done the step."""
-    declared = vars(type(cb)).get('graph_safe')
-    looks = 'looks' if declared else None
-    return ROLES.get(type(cb), declared if declared=='counts' else looks)
-
-# %% ../../nbs/step/03_turns.ipynb #f1090ca8
-def is_stock(method)->bool: # A function, a method or what stands in for one
-    "Is its code fastai's or gpubench's? A decorator may have copied the name of the module"
-    module = getattr(method, '__globals__', {}).get('__name__') or method.__module__
-    return module.split('.')[0] in ('fastai', 'gpubench')
+    kind = type(cb)
+    if is_known(kind): return ROLES[kind.__name__]
+    declared = vars(kind).get('graph_safe')
+    return 'looks' if declared and declared!='counts' else declared or None
 
 # %% ../../nbs/step/03_turns.ipynb #5d75de8f
 def strangers(
@@ -72,31 +64,32 @@ def strangers(
     events=BATCH_EVENTS, # Names of events
 )->list: # Callbacks
     "Callbacks that act at one of these events and might change anything"
-    def is_known(cb):
+    def is_trusted(cb):
         kind = type(cb)
         def methods(events):
             return filter(None, (vars(cb).get(o) or getattr(kind, o, None) for o in events))
-        if kind not in ROLES: return role_of(cb) and (is_stock(kind) or not any(methods(_WITHIN)))
+        if not is_known(kind):
+            return role_of(cb) and (is_stock(kind) or not any(methods(_WITHIN)))
         is_fastais = all(map(is_stock, methods([*BATCH_EVENTS, *EPOCH_EVENTS, 'before_fit'])))
         return is_fastais and type(vars(cb).get('distrib')) in (Beta, type(None))
-    return [cb for cb in learn.cbs if acts(cb, events) and not is_known(cb)]
+    return [cb for cb in learn.cbs if acts(cb, events) and not is_trusted(cb)]
 
 # %% ../../nbs/step/03_turns.ipynb #d4f67505
-def parts_of(learn): # Callbacks
-    return [o for o in learn.cbs if role_of(o)=='part' and o.run and o.run_train]
-
 class Company:
     "Who takes part in the steps of an epoch, besides strangers"
     def __init__(self, learn):
-        self.parts = {type(o): o for o in parts_of(learn)}
-        self.mixed = next((o for o in self.parts.values() if isinstance(o, MixHandler)), None)
-        averages = [o.average for o in learn.cbs if o.run and o.run_train
-                    and is_stock(type(o)) and hasattr(type(o), 'average')]
+        here = [o for o in learn.cbs if o.run and o.run_train]
+        parts = [o for o in here if role_of(o)=='part']
+        self.parts = {MixHandler if isinstance(o, MixHandler) else type(o): o for o in parts}
+        self.has_twice = len(self.parts)<len(parts)
+        self.mixed = self.parts.get(MixHandler)
+        averages = [o.average for o in here if is_stock(type(o)) and hasattr(type(o), 'average')]
         self.average = averages[0] if averages else None          # of the gradients of all devices
         self.watchers = [o for o in learn.cbs if role_of(o) in ('counts', 'looks')]
-        guests = [o for o in self.watchers if role_of(o)=='looks']
-        self.has_guests = any(acts(o, BATCH_EVENTS) for o in guests)
-        self.may_change_loader = any(acts(o, EPOCH_EVENTS) for o in guests)
+
+def guests(learn, events)->list: # Callbacks
+    "Those that act at one of these events and may look at losses, weights or batches"
+    return [o for o in learn.cbs if role_of(o)=='looks' and acts(o, events)]
 
 # %% ../../nbs/step/03_turns.ipynb #turns008
 _LOOP = """__call__ _call_one ordered_cbs _do_fit _do_epoch _do_epoch_train _do_epoch_validate
@@ -120,19 +113,11 @@ def is_watched(model)->bool: # A module, or a loss function
     held = [v for m in modules for v in vars(m).values()]
     held = [h for v in held for h in (v if isinstance(v, Hooks) else [v])]
     own = {id(h) for h in held if type(h) is LayerHook and is_stock(h.hook_func)}
-    for o in (torch.nn.modules.module, *modules):
-        hooks = [v for k,v in vars(o).items() if k.endswith('hooks') and isinstance(v, dict)]
-        if any(id(getattr(h, '__self__', None)) not in own for o in hooks for h in o.values()):
-            return True
     weights = [p for o in modules for p in o._parameters.values() if p is not None]
-    return any(o._backward_hooks or o._post_accumulate_grad_hooks for o in weights)
-
-# %% ../../nbs/step/03_turns.ipynb #why00001
-def _why_twice(parts):
-    "A graph has each part once"
-    kinds = [MixHandler if isinstance(o, MixHandler) else type(o) for o in parts]
-    twice = {o.__name__ for o in kinds if kinds.count(o)>1}
-    return f"There is more than one {', '.join(twice)}." if twice else ''
+    hooks = [v for o in (torch.nn.modules.module, *modules) for k,v in vars(o).items()
+             if k.endswith('hooks') and isinstance(v, dict)]
+    hooks += [v for p in weights for v in (p._backward_hooks, p._post_accumulate_grad_hooks) if v]
+    return any(id(getattr(h, '__self__', None)) not in own for o in hooks for h in o.values())
 
 # %% ../../nbs/step/03_turns.ipynb #ee6614a1
 def why_eager(learn):
@@ -141,7 +126,7 @@ def why_eager(learn):
     if names := ', '.join(type(o).__name__ for o in strangers(learn)): return (
         f"A graph doesn't see what {names} may change between batches. "
         "If that is nothing, declare `graph_safe = True` in its class.")
-    if why := _why_twice(parts_of(learn)): return why
+    if Company(learn).has_twice: return 'Two callbacks have the same part in the step.'
     if {'step', 'zero_grad'} & vars(learn.opt).keys():
         return 'The optimizer has a step or a zero_grad of its own.'
     owner, model = getattr(learn.loss_func, '__self__', None), learn.model

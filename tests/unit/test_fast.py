@@ -529,7 +529,7 @@ def other_mix_up():
     ("can't wait for a value", dict(model=lambda: nn.Sequential(network(), Item()))),
     ('what Inside, Stop may change between batches', dict(cbs=[Inside(), type('Stop', (Inside,), {})()])),
     ('The network has hooks', dict(cbs=[Hooked()])),
-    ('more than one GradientClip', dict(cbs=[GradientClip(.1), GradientClip(1.)])),
+    ('have the same part', dict(cbs=[GradientClip(.1), GradientClip(1.)])),
     ('a step or a zero_grad of its own', dict(cbs=[OwnStep()])),
     ('A callback computes the loss', dict(cbs=[OwnLoss()]))])
 @pytest.mark.parametrize('device', DEVICES)
@@ -585,6 +585,12 @@ def test_an_interrupted_capture_leaves_no_gradients_of_its_own():
     learn.graphed_step.capture.record = stop
     with pytest.raises(KeyboardInterrupt): learn.fit(1)
     assert not any(p.grad.any() for p in learn.model.parameters())
+
+def test_what_fails_on_another_device_is_given_up_on_all(monkeypatch):
+    monkeypatch.setattr(graphed, '_any_rank', lambda why, step: why or 'It failed on another device.')
+    learn = learner(True, gathered=True)
+    with pytest.warns(UserWarning, match='another device'): learn.fit(2)
+    assert not learn.graphed_step.n_replays and not learn.graphed_step.n_graphs and len(learn.recorder.losses)==10
 
 def test_an_optimizer_that_gets_a_function_between_epochs_steps_by_itself():
     learn, seen = learner(True), []
@@ -959,7 +965,8 @@ def test_four_shapes_of_a_fit_get_a_graph():
     class Cuts(Callback):
         order, graph_safe = -10, True
         def before_batch(self): self.learn.xb, self.learn.yb = ((o[0][:3+self.iter],) for o in (self.xb, self.yb))
-    with pytest.warns(UserWarning, match='more than 4 shapes'): learn.fit(6, cbs=Cuts())
+    with pytest.warns(UserWarning, match='more than 4 shapes') as caught: learn.fit(6, cbs=Cuts())
+    assert sum('shapes' in str(o.message) for o in caught)==1
     cb = learn.graphed_step
     assert cb.n_graphs==4 and not cb.why_not
     learn.fit(4)                                     # a new fit has room again, for its one shape
