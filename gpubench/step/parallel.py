@@ -13,7 +13,6 @@ from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.data.core import Datasets
 from torch.nn.parallel import DistributedDataParallel
-
 from .capture import capture_stream
 from ..ground.core import InputError, one_of, wait_for
 from .group import average_gradients, gather, n_ranks, rank
@@ -41,10 +40,7 @@ def split(dls):
     return dls
 
 # %% ../../nbs/step/12_parallel.ipynb #f668eae3
-ALL_REDUCES = dict( # name -> how gradients are averaged
-    buckets="by PyTorch's DistributedDataParallel: those of the last layers travel while earlier "
-            "ones are computed",
-    flat='all at once after the backward pass; also for compiled kernels')
+ALL_REDUCES = 'buckets', 'flat'    # how gradients are averaged
 
 # %% ../../nbs/step/12_parallel.ipynb #b25f4b53
 def same_start(model):
@@ -55,11 +51,10 @@ def same_start(model):
 # %% ../../nbs/step/12_parallel.ipynb #82ee0e00
 def _make_ddp(learn):
     "The network in PyTorch's wrapper, made on the stream on which it will be captured"
-    device, stream = next(learn.model.parameters()).device, None
+    device = next(learn.model.parameters()).device
+    is_captured = device.type=='cuda' and hasattr(learn, 'graphed_step')
     wait_for(device)
-    if device.type=='cuda' and hasattr(learn, 'graphed_step'):
-        stream = capture_stream(device)                # DDP uses the stream that it's made on
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(capture_stream(device) if is_captured else None):
         ddp = DistributedDataParallel(learn.model, broadcast_buffers=False)
     wait_for(device)
     return ddp

@@ -192,7 +192,7 @@ def test_a_rank_that_fails_is_a_record_and_leaves_nothing_behind(tmp_path, monke
     df = visits('killed', 'memory', 'exits')
     assert df.status.to_dict()==dict(killed='error', memory='oom', exits='error')
     assert not [*tmp_path.glob('torchelastic_*'), *tmp_path.glob('gpubench-ranks-*')]
-    assert 'Rank 1 of 2 was ended by signal 9' in df.error['killed'] and 'Rank 1 of 2 ended with exit code 3' in df.error['exits']
+    assert 'Rank 1 of 2 failed. Signal 9' in df.error['killed'] and 'Rank 1 of 2 failed. It ended with exit code 3' in df.error['exits']
     assert visits('hangs', timeout_s=30).status.hangs=='timeout'
     assert all_gone()
 
