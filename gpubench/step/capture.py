@@ -297,6 +297,7 @@ class Step:
         is_fp16 = cast and AMPMode(cast.amp_mode)==AMPMode.FP16
         self.dtype = cast and (torch.float16 if is_fp16 else torch.bfloat16)
         self.scaler = learn.scaler if is_fp16 and learn.scaler.is_enabled() else None
+        self.scale = torch.zeros((), device=input.at.device)   # fp16's, of a step; 0: it was skipped
         accumulation = parts.get(GradientAccumulation)         # adds to gradients that stay
         self.share = accumulation.n_acc/find_bs(learn.yb) if accumulation else None
         self.mix, loss_func = None, self.loss_func
@@ -334,8 +335,10 @@ def finish(self:Step, plan, update):
         if self.clip: torch.nn.utils.clip_grad_norm_(
             self.model.parameters(), self.clip.max_norm, self.clip.norm_type)
         update()                                       # unless a gradient isn't finite: `skip` is 1
-        if s: torch._amp_update_scale_(s._scale, s._growth_tracker, plan.skip, s._growth_factor,
-                                       s._backoff_factor, s._growth_interval)
+        if not s: return
+        self.scale.copy_(s._scale*(plan.skip==0))
+        torch._amp_update_scale_(s._scale, s._growth_tracker, plan.skip, s._growth_factor,
+                                 s._backoff_factor, s._growth_interval)
     finally:                                           # or an interrupt would skip later steps
         if self.scaler: plan.skip.zero_()
 

@@ -91,6 +91,7 @@ class GraphedStepCallback(FusedStepCallback):
     makes = True                                 # may batch transforms be a part of the graph?
     company = None                               # of this epoch; None: its steps are eager
     current = rows = None                        # the `Step` whose replays go on; `Gathered`
+    scales = ()                                  # of fp16's steps, until they are read
     def __init__(self,
         compile:bool=False, # Capture compiled kernels, and let cuDNN search for its fastest?
         capture=None,       # What records a step: a `CUDACapture` on a GPU; tests pass their own
@@ -175,6 +176,7 @@ def _one_batch(self:GraphedStepCallback):
     if cast := company.parts.get(MixedPrecision): cast.after_loss()      # leaves its autocast
     last = is_last(company.parts.get(GradientAccumulation), find_bs(learn.yb))
     learn.pred, learn.loss, made = self.train(step, last)
+    if last and step.scaler: self.scales = [*self.scales, step.scale.clone()]
     if made: learn.xb, learn.yb = made               # for metrics, and for callbacks at its end
     learn.loss_grad = learn.loss
     for o in of_kind(learn.cbs, MonitorCallback): o('after_backward')   # it counts what was trained
@@ -248,7 +250,10 @@ def count(self:GraphedStepCallback, step, n): # of replays
 def settle(self:GraphedStepCallback):
     "End a stretch of replays as fastai ends a step"
     if self.current and self.current.share is None: self.learn.opt.zero_grad()
-    self.current = None
+    scales = torch.stack(self.scales).tolist() if self.scales else []
+    for cb in of_kind(self.learn.cbs, MixedPrecision) if scales else ():
+        cb.scales.extend(o for o in scales if o)
+    self.current, self.scales = None, []
 
 # %% ../../nbs/step/09_graphed.ipynb #4151b261
 def _any_rank(why, step): # A sentence, or '' if no rank has one
