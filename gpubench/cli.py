@@ -411,7 +411,7 @@ def judge_command(
     json_=False,           # Print JSON
     wait=False,            # Wait if the device is busy
 ):
-    """Is AFTER faster than BEFORE, with the same work and the same learning?
+    """Is AFTER faster than BEFORE, with the same work and learning?
 
     Both are FILE.py:FUNCTION or MODULE:FUNCTION. The function takes a seed and returns a new
     fastai Learner. Each side trains SEEDS times and more in fresh processes.
@@ -425,7 +425,7 @@ def judge_command(
     from gpubench.show.judge import STATUS, judge
     try: found = judge(before, after, fit, epochs, seeds, margin, allow, timeout_s, wait)
     except Exception as e:
-        if _message_of(e): raise
+        if _message_of(e) and not click.get_current_context().find_root().params['debug']: raise
         traceback.print_exc()
         return _UNUSABLE # 1 is a verdict
     _print(json.dumps(found.as_dict(), indent=1) if json_ else found)

@@ -91,7 +91,6 @@ class GraphedStepCallback(FusedStepCallback):
     makes = True                                 # may batch transforms be a part of the graph?
     company = None                               # of this epoch; None: its steps are eager
     current = rows = None                        # the `Step` whose replays go on; `Gathered`
-    scales = ()                                  # of fp16's steps, until they are read
     def __init__(self,
         compile:bool=False, # Capture compiled kernels, and let cuDNN search for its fastest?
         capture=None,       # What records a step: a `CUDACapture` on a GPU; tests pass their own
@@ -100,6 +99,7 @@ class GraphedStepCallback(FusedStepCallback):
         check_value('compile', compile, isinstance(compile, bool), 'True or False')
         self.compile, self.capture, self.alone = compile, capture, alone
         self.steps = {}                          # what batches have in common -> `Step`
+        self.scales = []                         # of fp16's steps, until they are read
     @property
     def n_graphs(self): return sum(len(o.recordings) for o in self.steps.values())
     @property
@@ -176,7 +176,7 @@ def _one_batch(self:GraphedStepCallback):
     if cast := company.parts.get(MixedPrecision): cast.after_loss()      # leaves its autocast
     last = is_last(company.parts.get(GradientAccumulation), find_bs(learn.yb))
     learn.pred, learn.loss, made = self.train(step, last)
-    if last and step.scaler: self.scales = [*self.scales, step.scale.clone()]
+    if last: self.note(step)
     if made: learn.xb, learn.yb = made               # for metrics, and for callbacks at its end
     learn.loss_grad = learn.loss
     for o in of_kind(learn.cbs, MonitorCallback): o('after_backward')   # it counts what was trained
@@ -245,6 +245,10 @@ def count(self:GraphedStepCallback, step, n): # of replays
     self.current = step
     self.n_replays += n
     self.n_done += n
+
+@patch
+def note(self:GraphedStepCallback, step): # fp16's scale, without waiting for it
+    if step.scaler: self.scales.append(step.scale.clone())
 
 @patch
 def settle(self:GraphedStepCallback):
@@ -390,7 +394,9 @@ def launch(self:GraphedStepCallback, step, first, last, count):
     found.update.set(numbers, first)
     replay, learn = found.replay, self.learn
     for o in self.timers: replay = partial(o.part.replay, replay, bs)
-    for _ in range(first, last): replay()
+    for _ in range(first, last):
+        replay()
+        self.note(step)
     learn.pred, learn.loss, _ = found.out
     self.count(step, last-first)
     for o in of_kind(learn.cbs, MonitorCallback): o.count((last-first)*bs)
