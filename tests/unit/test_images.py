@@ -198,9 +198,9 @@ def test_drawing_transforms(files, name):
     dl = make().train
     dl.before_iter()
     stages, differs = ItemStages(dl), []
-    for i,paths,_ in stages.rows(range(8)):
+    for i,own,_ in stages.rows(range(8)):
         random.seed(i)
-        theirs, images = dl.do_item(i), stages.recipe.finish(stages.recipe.decode(paths), i)
+        theirs, images = dl.do_item(i), stages.recipe.finish(stages.recipe.decode(stages.files(i, own)), i)
         for x,image in zip(theirs, images):
             off = (x.as_subclass(torch.Tensor).int()-torch.from_numpy(image).int()).abs()
             assert off.max()<=(2 if x.ndim==3 else 0) and (off>1).float().mean()<.001
@@ -494,7 +494,7 @@ GIVEN_WAY = dict(
     boxes=(lambda files: make_dls(files, blocks=(ImageBlock, BBoxBlock, BBoxLblBlock), block=dict(n_inp=1),
                                   get_y=[lambda f: [[1, 2, 8, 9]], lambda f: ['a']]), 'Its before_batch is not empty.'),
     arrays=(lambda files: make_dls([np.array(Image.open(f).resize((9, 9))) for f in files], get_y=lambda o: 'ab'[int(o.mean())%2]),
-            "Its images don't come from files, but from ndarray."),
+            'Its images are no files.'),
     own_class=(lambda files: make_dls(files, blocks=(ImageBlock(OwnImage), CategoryBlock)), 'It has no images that fastai opens from files.'),
     own_loader=(lambda files: make_dls(files, dl_type=Other), 'It has its own create_item.'),
     before_batch=(lambda files: make_dls(files, before_batch=lambda o: o), 'Its before_batch is not empty.'),
@@ -719,8 +719,8 @@ def test_the_validation_begins_while_the_training_ends(files):
     def wait():
         until = time.monotonic()+20
         while n_decoded(feed)<N and time.monotonic()<until: time.sleep(.01)
-        early.append((n_decoded(feed), feed.pool.early is not None, sum(f in files[8:] for f in asked)))
+        early.append((n_decoded(feed), sum(f in files[8:] for f in asked)))
         asked.clear()
     asked.clear()
     quiet(learn, lambda o: o.fit(2, cbs=on(after_train=wait)))
-    assert early==[(N, True, 0), (N, True, N-8)] and n_decoded(feed)==N
+    assert early==[(N, 0), (N, N-8)] and n_decoded(feed)==N
