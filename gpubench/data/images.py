@@ -63,6 +63,7 @@ class Column:
         self.tfms = fs[:-1] if self.image_class else fs
         # of the first item, by fastai's `setup`
         self.kind = self.image_class._tensor_cls if self.image_class else (tl.types or [None])[-1]
+        self.kept_value = cache(self.value) # in a worker, until its end
         self.is_known = self.kind not in (int, float) and self.state() is not None
 
     def state(self): # None: it isn't known
@@ -130,7 +131,7 @@ def rows(self:ItemStages, positions): # (position, images' files, other values) 
 @patch
 def files(self:ItemStages, i, own): # of an item's images; `own`: those that the user's code found
     own = iter(own)
-    return [o.value(i) if o.is_known else next(own) for o in self.images]
+    return [o.kept_value(i) if o.is_known else next(own) for o in self.images]
 
 @patch
 def values(self:ItemStages, i): # Arrays: what fastai's code makes of an item
