@@ -323,8 +323,8 @@ def _forked(loader):
 
 # %% ../../nbs/data/07_images.ipynb #imgs0025
 @patch
-def batches(self:ImagePool, images, dl, order, seed, then=None, meanwhile=noop):
-    "The room and the rows of each batch; workers begin `meanwhile`"
+def batches(self:ImagePool, images, dl, order, seed, then=None):
+    "The room and the rows of each batch"
     if self.now is not None: raise StateError('Another pass over these images is under way.')
     rows, given = images.stages.rows(order), deque()
     first = [*islice(rows, 1)]
@@ -332,7 +332,6 @@ def batches(self:ImagePool, images, dl, order, seed, then=None, meanwhile=noop):
     self.now, self.tasks.todo = given, tasks(images, dl, chain(first, rows), seed, given, then)
     try:
         results = self.start(images, first[0][:2]) if first else iter(())
-        meanwhile()
         while (whole := next(results, None)) is not None:
             if not whole: continue # it's a part of a batch
             room, n = whole
@@ -370,7 +369,7 @@ class FeedDL:
     "Takes a loader's place for a pass: the same order and transforms, from decoded images"
     def __init__(self, dl, pool, images, then=None):
         self.dl, self.pool, self.images, self.stages = dl, pool, images, images.stages
-        self.then, self.meanwhile = then, noop # `then`: the images of the next pass
+        self.then = then # the images of the next pass
         self.device = torch.device(dl.device or 'cpu')
         self.before, self.within = batch_transforms([*dl.after_batch.fs])
         # if bare, whoever takes the batches calls `make`, for example within a graph
@@ -412,8 +411,7 @@ def _copied(batches, device, at):
 def on_host(self:FeedDL):
     order = list(self.dl.get_idxs())
     seed = int(torch.empty((), dtype=torch.int64).random_()) # as PyTorch's loaders draw theirs
-    args = self.images, self.dl, order, seed, self.then
-    for room,rows in self.pool.batches(*args, meanwhile=self.meanwhile):
+    for room,rows in self.pool.batches(self.images, self.dl, order, seed, self.then):
         idxs = [i for i,*_ in rows]
         values = [torch.from_numpy(o[idxs]) for o in self.images.values]
         own = fa_collate([o for *_,o in rows])
