@@ -123,6 +123,7 @@ class _PartCallback(Callback):
 # %% ../../nbs/show/10_gain.ipynb #89da27f6
 class _GlanceCallback(_PartCallback):
     "Glances at the parts of each fit"
+    graph_safe = 'counts'
     def __init__(self, learn, first_s, later_s, n_epochs): # of each fit
         store_attr(but='learn')
         self.device, self.fits, dl = device_of(learn), [], learn.dls.train
