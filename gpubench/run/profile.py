@@ -126,7 +126,7 @@ class _ProfileCallback(StepTimerCallback):
         super().__init__(lambda: 1e6*(time.perf_counter()+offset_s))
         self.ended.at_once = np.inf                 # a row has no marks any more
         self.prof, self.place, self.n_before, self.n_all = prof, place, n_before, n_all
-        self.edges = []         # of the steps that count, when the device had nothing left to do
+        self.edges = []         # steps before and until, when the device had nothing left to do
     def _marks(self): return HostMarks(self.clock)
     def __call__(self, event):
         super().__call__(event)
@@ -136,10 +136,10 @@ class _ProfileCallback(StepTimerCallback):
         if self.n_unseen is None and n>=self.n_before:
             if self.prof: self.prof.start()
             self.n_unseen = n
-        elif self.n_unseen is not None and n in (self.n_unseen+_N_LEAD, self.n_all):
+        elif self.n_unseen is not None and n>=(self.n_all if self.edges else self.n_unseen+_N_LEAD):
             wait_for(self.place)                    # a host that needn't wait runs ahead
-            self.edges.append(self.clock())
-        if n>=self.n_all: raise CancelFitException()
+            self.edges.append((n, self.clock()))    # of replays, many have ended at once
+        if len(self.edges)==2: raise CancelFitException()
     def phases(self):
         for *_,opened,closed,_ in self.ended.pending:
             yield from (Span(name.removesuffix('_ms'), opened[a], closed[b])
@@ -164,9 +164,9 @@ def profile_steps(
     steps = [Span('step', a, b) for _,_,a,*_,b in cb.ended.pending]
     if len(cb.edges)<2: raise StateError(
         f"The Learner trained {len(steps)} steps, too few to profile. Does a callback cancel some?")
-    seen = steps[cb.n_unseen+_N_LEAD:n_all]
-    seen[0] = seen[0]._replace(start_us=cb.edges[0])
-    seen[-1] = seen[-1]._replace(end_us=cb.edges[1])
+    (first, start_us), (last, end_us) = cb.edges
+    seen = steps[first:last]
+    seen[0], seen[-1] = seen[0]._replace(start_us=start_us), seen[-1]._replace(end_us=end_us)
     own = [Span(type(o).__name__, a, b) for o,event,a,b in turns
            if o not in (cb, cb.edge) and acts(o, (event,))]
     loop = [o for o in (*cb.phases(), *sorted(own, key=lambda o: o.start_us))
