@@ -167,6 +167,7 @@ def profile_steps(
     (first, start_us), (last, end_us) = cb.edges
     seen = steps[first:last]
     seen[0], seen[-1] = seen[0]._replace(start_us=start_us), seen[-1]._replace(end_us=end_us)
+    seen = seen[:n_steps]
     own = [Span(type(o).__name__, a, b) for o,event,a,b in turns
            if o not in (cb, cb.edge) and acts(o, (event,))]
     loop = [o for o in (*cb.phases(), *sorted(own, key=lambda o: o.start_us))

@@ -133,7 +133,9 @@ class Tiny(nn.Module):
 
 def on_gpu(model, item_s=0., cbs=()):
     dl = TfmdDL(Items(64, item_s), bs=4, num_workers=0, device='cuda')
-    return Learner(DataLoaders(dl, dl), model.cuda(), nn.functional.mse_loss, cbs=list(cbs))
+    learn = Learner(DataLoaders(dl, dl), model.cuda(), nn.functional.mse_loss, cbs=list(cbs))
+    learn.remove_cb(learn.recorder)                         # where the host would wait for the device
+    return learn
 
 @needs_gpu
 @pytest.mark.parametrize('make,what', [
