@@ -133,13 +133,15 @@ class Tiny(nn.Module):
 
 def on_gpu(model, item_s=0., cbs=()):
     dl = TfmdDL(Items(64, item_s), bs=4, num_workers=0, device='cuda')
-    learn = Learner(DataLoaders(dl, dl), model.cuda(), nn.functional.mse_loss, cbs=list(cbs))
-    learn.remove_cb(learn.recorder)                         # where the host would wait for the device
+    return Learner(DataLoaders(dl, dl), model.cuda(), nn.functional.mse_loss, cbs=list(cbs))
+def slow_loader():
+    learn = on_gpu(Products(1), item_s=.005)
+    learn.remove_cb(learn.recorder)                         # in which the host would wait for the device
     return learn
 
 @needs_gpu
 @pytest.mark.parametrize('make,what', [
-    (lambda: on_gpu(Products(1), cbs=[SleepCallback('after_batch', .02)]), 'SleepCallback'), (lambda: on_gpu(Products(1), item_s=.005), 'wait'),
+    (lambda: on_gpu(Products(1), cbs=[SleepCallback('after_batch', .02)]), 'SleepCallback'), (slow_loader, 'wait'),
     (lambda: on_gpu(Tiny()), 'forward'), (lambda: on_gpu(Products(60, 8192)), 'device busy')], ids=['callback', 'loader', 'launches', 'busy'])
 def test_what_limits_a_gpu_comes_first(make, what):
     df = checked(quiet(profile_steps, make()))
