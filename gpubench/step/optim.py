@@ -16,7 +16,7 @@ from fastai.optimizer import (
     Optimizer, adam_step, average_grad, average_sqr_grad, l2_reg, momentum_step, sgd_step,
     step_stat, weight_decay)
 from fastcore.basics import patch
-from ..ground.core import InputError
+from ..ground.core import InputError, StateError
 
 try: from cuda.bindings import driver, nvrtc           # they come with torch for CUDA
 except ImportError: driver = nvrtc = None
@@ -121,7 +121,7 @@ extern "C" __global__ void update_parameters(
 # %% ../../nbs/step/01_optim.ipynb #48c217c0
 def _checked(found): # what a function of CUDA returns
     error, *values = found
-    if error.value: raise RuntimeError(error.name)
+    if error.value: raise StateError(error.name)
     return values[0] if values else None
 
 def _compile(device):

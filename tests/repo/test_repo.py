@@ -165,7 +165,7 @@ def test_wheel_requirements(wheel):
 
 def test_requirements_are_imported():
     "What modules import is required, and nothing else but nvitop, which a lab shows; `cluster` has an extra"
-    known = dict(sklearn='scikit-learn', PIL='pillow', yaml='pyyaml', pynvml='nvidia-ml-py', triton='torch', IPython='ipykernel')   # which bring them
+    known = dict(sklearn='scikit-learn', PIL='pillow', yaml='pyyaml', pynvml='nvidia-ml-py', cuda='torch', IPython='ipykernel')   # which bring them
     required = {o.name for o in needed()+needed('cluster')}
     used = {known.get(o.split('.')[0], o.split('.')[0]) for m,source in sources_and_order()[0].items() for o in imports_of(m, source)}
     optional = {'torch_xla'}                          # needs a torch of its own; without it, device='xla' is refused
