@@ -131,7 +131,7 @@ def _pictures(name, classes, n, draw): # `draw(i)`; classes in turn
         for o in classes: (root/o).mkdir()
         def save(i): draw(i).save(root/classes[i%len(classes)]/f'{i:04d}.jpg', quality=88)
         with ThreadPoolExecutor(n_cores()) as pool: list(pool.map(save, range(n)))
-    message = f"Drawing the {n} pictures of '{name}', once. This takes about {n//20} s."
+    message = f"Drawing the {n} pictures of '{name}', once. This takes about {-(-n//20)} s."
     return make_once(f'{name}_{n}', write, message)
 
 def draw_birds(n:int=600)->Path: # A folder in the cache with two class folders
