@@ -17,7 +17,9 @@ from ..ground.core import InputError
 
 # %% ../../nbs/data/02_folders.ipynb #94870371
 # those that people have; what `mimetypes` knows, which fastai asks, depends on the system
-IMAGE_SUFFIXES = {*'.jpg .jpeg .jfif .png .gif .bmp .tif .tiff .webp .avif .jp2 .ppm .tga'.split()}
+IMAGE_SUFFIXES = {f'.{o}' for o in (
+    'jpg jpeg jpe jfif png apng gif bmp dib tif tiff webp avif avifs jxl jp2 j2k jpf jpx ppm pgm '
+    'pbm pnm tga ico pcx ras sgi rgb xbm xpm qoi').split()}
 
 def image_files(root:Path)->list[Path]:
     "Those in all folders except hidden ones and `__MACOSX`, each once"
@@ -96,7 +98,10 @@ def find_parts(root:Path, files)->list: # The folder to train on and, maybe, tha
     return [o for o in (train, held) if o] if train else [root]
 
 # %% ../../nbs/data/02_folders.ipynb #6e1c0caf
-def _check(root, parts, label):
+def _check(root, labels, parts, label):
+    if bare := [o.relative_to(root) for o,k in label.items() if k is None]: raise InputError(
+        f"{len(bare)} of {len(label)} images have no label by labels={labels!r}: "
+        f"{first_few(bare)}. Label them or take them out.")
     known = {label[o] for o in parts[0]}
     if len(known)<2: raise InputError(
         f"Training needs images of two classes or more, and {root} has only {[*known]}. "
@@ -115,9 +120,10 @@ def read_folder(
     find = labeller(labels, root, images)
     known = [o for o in images if find(o) is not None]
     folders = find_parts(root, known)
-    parts = [sorted(o for o in known if p in o.parents) for p in folders]
+    # an image that `labels` doesn't know isn't left out, but refused
+    parts = [sorted(o for o in (images if labels else known) if p in o.parents) for p in folders]
     label = {o: find(o) for part in parts for o in part}
-    _check(root, parts, label)
+    _check(root, labels, parts, label)
     note, n_out = ''.join(f' ({o.name})' for o in folders[1:]), len(images)-len(label)
     names = ', '.join(o.name for o in folders)
     if n_out: note += f"; left out: {n_out:,} images without a class in {names}"

@@ -163,9 +163,10 @@ def _from_files(name, parts, size, n_in, stats, squish, label=parent_label, note
 # %% ../../nbs/data/03_sets.ipynb #ebbf1006
 def find_folder(path)->Path:
     "The folder of a user's own data set, or a `ValueError` if there is none"
-    root = Path(path).expanduser()
-    if root.is_dir(): return root
-    raise InputError(f"There is no folder {str(path)!r}. Give one with a folder for each class.")
+    root, remedy = Path(path).expanduser(), 'Give one with a folder for each class.'
+    if not root.is_dir(): raise InputError(f'There is no folder {str(path)!r}. {remedy}')
+    if len(root.resolve().parts)==1: raise InputError(f'{str(path)!r} is a whole disk. {remedy}')
+    return root
 
 # %% ../../nbs/data/03_sets.ipynb #03c4e316
 def _folder_set(path, size, n_in, labels=None):

@@ -257,6 +257,10 @@ def test_show_batch_unique_ends(loader):
     dls = get_dls('synthetic', bs=4, loader=loader, device='cpu', max_images=50, size=8)
     dls.show_batch(unique=True, max_n=2)
 
+def test_a_disk_is_no_data_set():
+    with pytest.raises(ValueError, match="'/' is a whole disk. Give "): get_images('/')
+
+
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path/'cats').mkdir()
     def refuse(path, onerror, **kwargs): onerror(PermissionError(13, 'Permission denied', str(path)))
@@ -352,14 +356,16 @@ def test_labels_by_name_and_path(tmp_path):
     got = {f'train/{k}_{i}.png': k for k in ('great_pyrenees', 'train') for i in range(3)}
     assert labelled(tmp_path, dict(labels=r'^(great_pyrenees|train)_\d+'))==got                # test1 has no labels
     assert labelled(tmp_path, dict(labels=r'^train/(great_pyrenees|train)_'))==got             # a pattern of the path
+    with pytest.raises(ValueError, match="2 of 6 images have no label by .*great_pyrenees_1.png"):
+        get_images(tmp_path, 9, labels=r'^(great_pyrenees_0|train)')
 
-def test_an_image_without_a_label_is_left_out(tmp_path):
-    put(tmp_path, a=3, b=2)
-    (tmp_path/'labels.csv').write_text('file,label\na_0,cat\na_1,dog\na_2,dog\nb_0.png,cat\n')
-    images = get_images(tmp_path, 9, labels='labels.csv')
-    assert len(images)==4 and images.note==f'; left out: 1 images without a class in {tmp_path.name}'
+def test_an_image_without_a_label(tmp_path):
+    put(tmp_path, a=2, b=2)
+    (tmp_path/'labels.csv').write_text('file,label\na_0,cat\na_1,dog\nb_0.png,cat\n')
+    with pytest.raises(ValueError, match='1 of 4 images have no label by .*: b/b_1.png. Label them'):
+        get_images(tmp_path, 9, labels='labels.csv')
 
 @pytest.mark.parametrize('labels, says', [('none.csv', 'none.csv cannot be read'), ('(', 'is no pattern'), (3, 'the path of a CSV file'), ('', 'the path of a CSV file'),
-                                          ('^(x)', r'has only \[\]'), (str.upper, 'the path of a CSV file')])
+                                          ('^(x)', '4 of 4 images have no label'), (str.upper, 'the path of a CSV file')])
 def test_what_labels_refuses(tmp_path, labels, says):
     with pytest.raises(ValueError, match=says): get_images(put(tmp_path, a=2, b=2), 9, labels=labels)
