@@ -6,13 +6,10 @@
 __all__ = ['STATUS', 'ALLOW', 'WorkCallback', 'fact_text', 'compare_facts', 'compare_learning', 'Judgement', 'decide', 'judge']
 
 # %% ../../nbs/show/11_judge.ipynb #judge002
-import os
 import pickle
-import sys
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
@@ -28,7 +25,7 @@ from ..ground.record import plain_record
 from ..ground.stats import Interval, ratio_ci, start_sentence
 from ..watch.timing import batch_images
 from ..step.fast import device_of
-from ..run.models import bound_ms, count_params, device_rates
+from ..run.models import bound_ms, count_params, device_rates, find_factory
 from ..run.observed import TF32, look_once
 from ..run.learner import check_fit, train
 from ..run.process import device_locks, pack, run_fresh
@@ -39,13 +36,7 @@ from .findings import as_html
 def make_side(side, seed)->Learner: # 'file.py:function', or a packed function
     "Open a side in this process, and call it"
     set_seed(seed)
-    if isinstance(side, bytes): make = pickle.loads(side)[0]
-    else:
-        path, _, name = side.rpartition(':')
-        folder, file = os.path.split(os.path.abspath(path))
-        sys.path.insert(0, folder)
-        sys.modules.pop(module := file.removesuffix('.py'), None) # the other side's
-        make = getattr(import_module(module), name)
+    make = pickle.loads(side)[0] if isinstance(side, bytes) else find_factory(side)
     check_value('What it returns', learn := make(seed), isinstance(learn, Learner), 'a Learner')
     return learn
 
@@ -251,6 +242,7 @@ def judge(
     for k,o in dict(epochs=epochs, seeds=seeds).items(): check_whole(k, o, 1)
     for o in (before, after): check_value('A side', o, callable(o) or ':' in o, 'file.py:function')
     for o in allow: one_of('work', o, ALLOW)
+    check_value('margin', margin, margin>=0, 'a number from 0 on')
     sides = {k: pack(o) if callable(o) else o for k,o in dict(before=before, after=after).items()}
     fits = dict(zip(sides, fit if isinstance(fit, (list, tuple)) else (fit, fit)))
     for o in fits.values(): check_fit(o)

@@ -126,7 +126,7 @@ def test_the_command_has_a_table_json_and_an_exit_status(monkeypatch, verdict, c
 def test_errors_have_a_sentence_and_status_2(monkeypatch):
     wrong = CliRunner().invoke(cli, ['judge', side('before'), side('crashes'), '--epochs', '1'])
     assert wrong.exit_code==2 and 'after: ValueError: no such file' in wrong.stderr, wrong.output
-    for kwargs in (dict(allow=['speed']), dict(seeds=0), dict(fit='fit_once')):
+    for kwargs in (dict(allow=['speed']), dict(seeds=0), dict(fit='fit_once'), dict(margin=-1)):
         with pytest.raises(InputError): judge_('faster', **kwargs)
     with pytest.raises(InputError, match='file.py:function'): judge(side('before'), 'after.py')
     monkeypatch.setattr(import_module('gpubench.show.judge'), 'judge', lambda *args: 1/0) # a fault of its own; 1 is a verdict
