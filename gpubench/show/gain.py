@@ -81,49 +81,9 @@ def n_workers_of(dl):
 _LOOK_FROM = .4    # of a part's time: its second look comes after that
 _MAX_STRETCH = 3   # times the first part's time that a part may take, as while workers get ahead
 
-class _PartCallback(Callback):
-    "Ends each part when its time is up, and notes what it took"
+class _GlanceCallback(Callback):
+    "Glances at the parts of each fit: ends each when its time is up, and notes what it took"
     order, graph_safe, loader = 1e9, 'counts', None
-    @property
-    def is_in_fit(self): return not self.learn.lock.locked() # else a callback validates
-    def now(self):
-        wait_for(self.device)
-        return perf_counter()
-    def open(self, dl, parts, limit_s):
-        self.loader, self.parts, self.limit_s = dl, parts, limit_s
-        n_workers = n_workers_of(dl) or 0
-        self.n_ahead, self.n_between = 2*n_workers+2, max(2, n_workers)
-        self.n, self.looks, self.stop = 0, [(0, 0.)], None
-    def after_batch(self):
-        if self.loader is None or not self.is_in_fit: return
-        self.n += 1
-        took_s = perf_counter()-self.start_s
-        is_going = took_s>=_LOOK_FROM*self.limit_s and self.n>=self.n_ahead
-        if self.n==1 or is_going and len(self.looks)==2:
-            self.looks.append((self.n, self.now()-self.start_s))
-        is_stretched = took_s>=_MAX_STRETCH*self.first_s and self.n>self.n_between
-        has_looked = len(self.looks)==3 and self.n>=self.looks[-1][0]+self.n_between
-        if is_stretched or has_looked and took_s>=self.limit_s:
-            self.stop = self.n, self.now()-self.start_s     # before workers end
-            raise CancelTrainException() if self.learn.training else CancelValidException()
-    def close(self): # workers have ended, too
-        if self.loader is None or not self.is_in_fit: return # or a callback canceled it at once
-        end_s, dl, parts = self.now()-self.start_s, self.loader, self.parts
-        items = self.items if dl is self.learn.dls.train else []
-        n, s = self.stop or (self.n, end_s)
-        n_all = n_batches_of(dl) if self.stop or 0<len(items)<dl.n else n # it may be over
-        if self.stop and items: del items[n*dl.bs:]
-        n_before, s_before = [(0, 0.), *(o for o in self.looks if n-o[0]>=self.n_between)][-1]
-        batch_s = (s-s_before)/max(1, n-n_before)
-        parts.append(PartTimes(n_all, min(n, n_all), s, batch_s))
-        if not self.is_fed: parts[0].batch_s = min(parts[0].batch_s, batch_s)
-        self.loader, self.start_s = None, self.start_s+end_s
-    after_train = after_validate = close
-
-# %% ../../nbs/show/10_gain.ipynb #89da27f6
-class _GlanceCallback(_PartCallback):
-    "Glances at the parts of each fit"
-    graph_safe = 'counts'
     def __init__(self, learn, first_s, later_s, n_epochs): # of each fit
         store_attr(but='learn')
         self.device, self.fits, dl = device_of(learn), [], learn.dls.train
@@ -141,7 +101,49 @@ class _GlanceCallback(_PartCallback):
     def after_epoch(self):
         n = self.learn.epoch+1
         if self.is_in_fit and self.n_epochs<=n<self.learn.n_epoch: raise CancelFitException()
+    def after_train(self): self.close() # workers have ended, too
+    after_validate = after_train
+    @property
+    def is_in_fit(self): return not self.learn.lock.locked() # else a callback validates
+    def now(self):
+        wait_for(self.device)
+        return perf_counter()
+    def open(self, dl, parts, limit_s):
+        self.loader, self.parts, self.limit_s = dl, parts, limit_s
+        n_workers = n_workers_of(dl) or 0
+        self.n_ahead, self.n_between = 2*n_workers+2, max(2, n_workers)
+        self.n, self.looks, self.stop = 0, [(0, 0.)], None
 
+# %% ../../nbs/show/10_gain.ipynb #89da27f6
+@patch
+def after_batch(self:_GlanceCallback):
+    if self.loader is None or not self.is_in_fit: return
+    self.n += 1
+    took_s = perf_counter()-self.start_s
+    is_going = took_s>=_LOOK_FROM*self.limit_s and self.n>=self.n_ahead
+    if self.n==1 or is_going and len(self.looks)==2:
+        self.looks.append((self.n, self.now()-self.start_s))
+    is_stretched = took_s>=_MAX_STRETCH*self.first_s and self.n>self.n_between
+    has_looked = len(self.looks)==3 and self.n>=self.looks[-1][0]+self.n_between
+    if is_stretched or has_looked and took_s>=self.limit_s:
+        self.stop = self.n, self.now()-self.start_s     # before workers end
+        raise CancelTrainException() if self.learn.training else CancelValidException()
+
+@patch
+def close(self:_GlanceCallback):
+    if self.loader is None or not self.is_in_fit: return # or a callback canceled it at once
+    end_s, dl, parts = self.now()-self.start_s, self.loader, self.parts
+    items = self.items if dl is self.learn.dls.train else []
+    n, s = self.stop or (self.n, end_s)
+    n_all = n_batches_of(dl) if self.stop or 0<len(items)<dl.n else n # it may be over
+    if self.stop and items: del items[n*dl.bs:]
+    n_before, s_before = [(0, 0.), *(o for o in self.looks if n-o[0]>=self.n_between)][-1]
+    batch_s = (s-s_before)/max(1, n-n_before)
+    parts.append(PartTimes(n_all, min(n, n_all), s, batch_s))
+    if not self.is_fed: parts[0].batch_s = min(parts[0].batch_s, batch_s)
+    self.loader, self.start_s = None, self.start_s+end_s
+
+# %% ../../nbs/show/10_gain.ipynb #glance01
 def glance(learn, fit, n_epochs, first_s, later_s, n_seen=2)->list[FitTimes]:
     """Times of each fit of a throw-away Learner, from `n_seen` epochs; 'fine_tune' has two fits
 
