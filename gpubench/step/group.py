@@ -112,10 +112,11 @@ def _failure(e, folder, n): # `e`: torch's `ChildFailedError`
 def _own_signals():
     "torch's agent takes over signals and keeps them; it also logs what is raised here"
     before = {o: signal.getsignal(o) for o in signal.valid_signals()}
+    level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try: yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(level)
         for o,handler in before.items():
             if signal.getsignal(o) is not handler: signal.signal(o, handler)
 
