@@ -16,7 +16,7 @@ from fastai.torch_core import to_float
 from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
-from .capture import JoiningCallback, _search, network_batch
+from .capture import JoiningCallback, search_kernels, network_batch
 from .kept import untouched
 from .turns import EPOCH_EVENTS, is_watched, own_methods, strangers
 
@@ -95,7 +95,7 @@ def try_batch(self:ChannelsLastCallback): # Why the network doesn't run so
     n = None if any(p.is_cuda for p in model.parameters()) else 2
     searches = getattr(getattr(learn, 'graphed_step', None), 'compile', False)
     try:
-        with untouched(model), torch.no_grad(), _search(searches):
+        with untouched(model), torch.no_grad(), search_kernels(searches):
             xb, yb = tree_map_only(torch.Tensor, lambda o: o[:n].clone(), network_batch(learn))
             net, loss_func = deepcopy((model, learn.loss_func), {id(o): o for o in shared})
             pred = net(*xb)

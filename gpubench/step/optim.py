@@ -127,8 +127,7 @@ def _checked(found): # what a function of CUDA returns
 def _compile(device):
     version = '{}{}'.format(*torch.cuda.get_device_capability(device))
     options = f'-arch=sm_{version}', f'-DBLOCK={BLOCK}', f'-DN_THREADS={_N_THREADS}'
-    code = nvrtc.nvrtcCreateProgram(_SOURCE.encode(), b'update.cu', 0, [], [])
-    code = _checked(code)
+    code = _checked(nvrtc.nvrtcCreateProgram(_SOURCE.encode(), b'update.cu', 0, [], []))
     _checked(nvrtc.nvrtcCompileProgram(code, len(options), [o.encode() for o in options]))
     out = bytes(_checked(nvrtc.nvrtcGetCUBINSize(code)))
     _checked(nvrtc.nvrtcGetCUBIN(code, out))
