@@ -347,9 +347,8 @@ def finish(self:Step, plan, update):
 def eager(self:Step, learn, is_last): # What `backward` returns
     with search_kernels(self.compile): out = self.backward(*make_batch(self.input.fed, learn.xb, learn.yb))
     if is_last:
-        plan, update = self.opt.plan(), self.opt.step
-        if self.scaler: update = Update(plan, [p.grad for p in plan.params]).step  # fp16's may skip
-        self.finish(plan, update)
+        plan = self.opt.plan()
+        self.finish(plan, Update(plan, [p.grad for p in plan.params]).step)     # as a graph does
         self.opt.zero_grad()
     return out
 

@@ -125,7 +125,6 @@ class GraphedStepCallback(FusedStepCallback):
         self.settle()
         if self.company and self.company.mixed: self.company.mixed.run_train = True
         self.company = self.rows = None
-        if isinstance(self.learn.opt, FusedOptimizer): self.learn.opt.capturable = False
     after_cancel_train = after_fit = after_train
     def give_up(self, why):
         super().give_up(f'Steps run eagerly instead of as a graph: {why}')
@@ -159,7 +158,7 @@ def decide(self:GraphedStepCallback):
     if self.why_not: return
     if why := self.find_reason(): return self.give_up(why)
     if strangers(self.learn, EPOCH_EVENTS): self.forget()
-    self.learn.opt.capturable, self.company = True, Company(self.learn)
+    self.company = Company(self.learn)
     if self.company.mixed: self.company.mixed.run_train = False
 
 # %% ../../nbs/step/09_graphed.ipynb #c2295a29

@@ -31,12 +31,17 @@ def compiler(request, monkeypatch):
     monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend='aot_eager'))
 
 
+def step_as_captured(opt):
+    plan = opt.plan()
+    optim.Update(plan, [p.grad for p in plan.params]).step()
+
 class FuseCallback(Callback):
     "The eager side: the same optimizer and the same arithmetic, without a graph"
     order = TrainEvalCallback.order
     def before_fit(self):
         if self.learn.opt is None: return            # a validation
-        optim.fuse(self.learn.opt).capturable = True
+        opt = optim.fuse(self.learn.opt)
+        opt.step = partial(step_as_captured, opt)
 
 class Broken(nn.Sequential):
     "Python that a compiler can't follow"

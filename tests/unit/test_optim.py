@@ -63,12 +63,22 @@ def steps(make, act=lambda i, opt: opt, n=32):
         opt.zero_grad()
     return ps, opt
 
-def fused(capturable): return lambda i, opt: setattr(fuse(opt), 'capturable', capturable) if i==0 else None
+def step_as_captured(opt, recipe):
+    plan = opt.plan()
+    optim.Update(plan, [p.grad for p in plan.params]).step()
+    return True
+
+@pytest.fixture(params=['alone', 'as captured'])
+def ways(request, monkeypatch):
+    "Steps by torch's lists, and as a captured step does them"
+    if request.param=='as captured': monkeypatch.setattr(optim, 'step_in_lists', step_as_captured)
+
+def fused(i, opt): return fuse(opt) if i==0 else None
 def unfused_midway(i, opt): return fuse(opt) if i in (0, 22) else unfuse(opt) if i==17 else None
 
 @pytest.mark.parametrize('name', MAKES)
-@pytest.mark.parametrize('act', [fused(False), fused(True), unfused_midway], ids=['alone', 'capturable', 'midway'])
-def test_a_fused_step_is_the_optimizers_own(name, act):
+@pytest.mark.parametrize('act', [fused, unfused_midway])
+def test_a_fused_step_is_the_optimizers_own(name, act, ways):
     (ps, stock), (qs, ours) = steps(MAKES[name]), steps(MAKES[name], act)
     assert_close(ps, qs)
     assert_close(state(stock), state(ours), 2e-6)
@@ -78,8 +88,7 @@ def test_a_fused_step_is_the_optimizers_own(name, act):
 
 @pytest.mark.parametrize('name', ['adam', 'momentum_l2'])
 @pytest.mark.parametrize('how', ['disturb', 'append', 'l2', 'no_momentum'])
-@pytest.mark.parametrize('capturable', [False, True])
-def test_a_fused_step_follows_what_happens_to_its_optimizer(name, how, capturable):
+def test_a_fused_step_follows_what_happens_to_its_optimizer(name, how, ways):
     def clamped(p, **kwargs): p.data.clamp_(-.5, .5)
     def change(opt):
         if how=='disturb': opt.param_lists[1][1].data.add_(1.)                   # has no gradient yet
@@ -90,27 +99,27 @@ def test_a_fused_step_follows_what_happens_to_its_optimizer(name, how, capturabl
         if how=='no_momentum' and i in (12, 13, 14): opt.set_hypers = lambda lr, mom: type(opt).set_hypers(opt, lr=lr, mom=0.)
         if how=='no_momentum' and i==15: del opt.set_hypers
     def fused_act(i, opt):
-        fused(capturable)(i, opt)
+        fused(i, opt)
         act(i, opt)
     (ps, stock), (qs, ours) = steps(MAKES[name], act), steps(MAKES[name], fused_act)
     assert_close(ps, qs)
     assert_close(state(stock), state(ours), 2e-6)
     assert isinstance(ours, FusedOptimizer)==(how!='append')
 
-def test_steps_beside_a_graph_compute_as_it_does():
+def test_steps_beside_a_graph_are_counted_with_its_own():
     opt = fuse(Adam([p := nn.Parameter(torch.ones(2))], .1))
     p.grad = torch.ones(2)
-    for i,capturable in enumerate((False, True, False), 1):
-        opt.capturable = capturable
-        opt.step()
-        assert hasattr(opt._way, '__self__')==capturable and opt.state[p]['step']==i
+    for i,step in enumerate((optim.step_in_lists, step_as_captured, optim.step_in_lists), 1):
+        opt.settle()
+        assert step(opt, recipe_of(opt)) and opt.state[p]['step']==i
 
 def test_unfused_an_optimizer_is_the_users_own_object():
-    _, opt = steps(Adam, fused(True), n=8)
+    _, opt = steps(Adam, fused, n=8)
+    opt.plan()
     moments = [o.get('grad_avg') for o in opt.state_dict()['state']]
     copied = pickle.loads(pickle.dumps(opt))
     assert type(copied) is type(opt) and copied._plan is None
-    assert unfuse(opt) is opt and type(opt) is Optimizer and not {'_plan', '_way', 'capturable'} & vars(opt).keys()
+    assert unfuse(opt) is opt and type(opt) is Optimizer and '_plan' not in vars(opt)
     assert all(a is b.get('grad_avg') for a,b in zip(moments, opt.state_dict()['state']))
     assert unfuse(opt) is opt
 
@@ -133,8 +142,7 @@ def test_what_cannot_be_fused_is_refused_in_words(make, says):
     assert recipe_of(opt) is None and not isinstance(opt, FusedOptimizer)
 
 @pytest.mark.parametrize('name', ['adam', 'momentum'])
-@pytest.mark.parametrize('capturable', [False, True])
-def test_what_a_backward_pass_does_not_reach_is_stepped_as_without_fusing(name, capturable):
+def test_what_a_backward_pass_does_not_reach_is_stepped_as_without_fusing(name, ways):
     "fastai steps it with a gradient of zeros"
     def train(act):
         ps = [nn.Parameter(torch.ones(3)) for _ in range(2)]
@@ -146,7 +154,7 @@ def test_what_a_backward_pass_does_not_reach_is_stepped_as_without_fusing(name, 
             opt.step()
             opt.zero_grad()
         return ps, opt
-    (ps, stock), (qs, ours) = train(lambda i, opt: None), train(fused(capturable))
+    (ps, stock), (qs, ours) = train(lambda i, opt: None), train(fused)
     assert_close(ps, qs)
     unfuse(ours)
     for o in stock, ours: o.step()                                            # of what has no gradient, or zeros

@@ -29,6 +29,7 @@ from gpubench.ground.core import n_cores
 from gpubench.data.loaders import get_dls
 from gpubench.step.fast import FusedStepCallback, GraphedStepCallback, speed_up, defer
 from gpubench.step.group import average_gradients, launch, n_ranks, rank
+from gpubench.step.optim import Update
 from gpubench.run.models import get_model
 from gpubench.step.parallel import ParallelCallback, split
 from gpubench.ground.record import record_rows
@@ -106,7 +107,8 @@ class CapturableCallback(FusedStepCallback):
     "The eager side of a captured step: the same arithmetic"
     def before_fit(self):
         super().before_fit()
-        self.learn.opt.capturable = True
+        opt = self.learn.opt
+        opt.step = lambda: Update(plan := opt.plan(), [p.grad for p in plan.params]).step()
 
 def loader(bs=24): return split(get_dls('digits', bs=bs//n_ranks(), device='cpu', loader='resident', max_images=300))
 
