@@ -1,6 +1,13 @@
-"""What all the benchmarks beside this file share: their command line, their JSON, runs that alternate, bars of figures"""
+"""What the benchmarks beside this file share: their command line, their JSON, runs that alternate, bars of figures, and a
+Learner that is warm"""
 import argparse, json, random
 from statistics import median
+
+import torch
+from fastai.callback.channelslast import ChannelsLast
+from fastai.callback.core import Callback, CancelValidException
+from fastai.callback.fp16 import MixedPrecision
+from gpubench.run.trial import Trial, make_learner, resolve, warm_up
 
 def parser(doc):
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -74,3 +81,22 @@ def finish(ax, title, machine, pad=6):
     ax.set_title(title, x=0, ha='left', pad=pad)
     ax.annotate(caption(pd.DataFrame([dict(device='cuda') | machine])), (0, 0), (0, -8), va='top', fontsize=9,
                 textcoords='offset points', xycoords=('axes fraction', ax.xaxis.label))
+
+# a training step
+def search_kernels(is_on=True):
+    "cuDNN times all kernels that it has for a shape, not just the first ten, and keeps the fastest"
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = is_on, 0
+
+def bf16_callbacks(): return [MixedPrecision(amp_mode='bf16'), ChannelsLast()]
+
+class NoValidationCallback(Callback):
+    graph_safe = 'counts'                        # it acts in no batch
+    def before_validate(self): raise CancelValidException()
+
+def ready_learner(**fields):
+    "The learner of a trial, warm, without the callback that looks at what is computed"
+    trial = resolve(Trial(**fields))
+    learn = make_learner(trial)
+    with learn.no_bar(), learn.no_logging(): warm_up(learn, trial)
+    learn.remove_cb(learn.seen)
+    return learn

@@ -27,8 +27,7 @@ from gpubench.data.loaders import get_dls, get_images
 from gpubench.step.fast import FusedStepCallback, GraphedStepCallback, speed_up
 from gpubench.run.models import get_model
 
-from common import device_of, device_parser, difference, write_json
-from fits import NoValidationCallback, bf16_callbacks
+from common import NoValidationCallback, bf16_callbacks, device_of, device_parser, difference, write_json
 
 def with_cbs(*makes, bf16=False):
     def change(learn):

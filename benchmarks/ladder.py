@@ -36,8 +36,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 
-from common import alternate, device_of, draw_bar, finish, name_bars, parser, read_json, spread, write_json
-from fits import NoValidationCallback, bf16_callbacks, search_kernels
+from common import (NoValidationCallback, alternate, bf16_callbacks, device_of, draw_bar, finish, name_bars, parser, read_json,
+                    search_kernels, spread, write_json)
 from peers import PEERS, in_own_process
 
 # name -> model, batch size, px, channels, bf16 or not, images (a fifth is held out), steps of a run

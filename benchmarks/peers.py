@@ -15,7 +15,7 @@ from gpubench.run.models import get_model
 import torch
 import torch.nn.functional as F
 
-from fits import search_kernels
+from common import search_kernels
 
 ADAMW = dict(lr=1e-3, betas=(.9, .99), eps=1e-5, weight_decay=.01)
 

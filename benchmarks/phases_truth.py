@@ -15,8 +15,7 @@ import numpy as np, pandas as pd, torch
 from fastai.callback.core import Callback
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from common import out_parser, write_json
-from fits import NoValidationCallback, ready_learner
+from common import NoValidationCallback, out_parser, ready_learner, write_json
 
 CASES = [(224, 64, 24), (224, 256, 12), (32, 64, 40)]                    # px, batch, steps of an epoch
 SPANS = dict(forward_ms=[('before_batch', 'after_pred')], loss_ms=[('after_pred', 'after_loss')],

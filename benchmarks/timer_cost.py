@@ -17,12 +17,12 @@ from time import perf_counter
 
 from gpubench.watch import timing
 from gpubench.ground.core import wait_for
+from gpubench.ground.stats import median_ci
 from gpubench.watch.timing import StepTimerCallback
 from fastai.callback.core import Callback
 import numpy as np
 
-from common import alternate, device_of, device_parser, write_json
-from fits import CASES, NoValidationCallback, ratios_to_none, ready_learner, step_line
+from common import NoValidationCallback, alternate, device_of, device_parser, ready_learner, write_json
 
 class TicksCallback(Callback):
     "Reads the clock after each step, after all other callbacks"
@@ -41,7 +41,18 @@ class WaitAtEachEventCallback(Callback):
 VARIANTS = dict(none=[], empty=[EmptyCallback], step_timer=[StepTimerCallback],
                 wait_at_each_event=[WaitAtEachEventCallback])
 
+CASES = dict(resnet18_32px=dict(dataset='synthetic', model='resnet18', size=32, n_channels=3),
+             mnist_cnn=dict(dataset='synthetic', model='lenet', size=28, n_channels=1))
 N_STEPS = dict(resnet18_32px=(8, 10), mnist_cnn=(40, 20))   # of a run, on a CPU and on a GPU
+
+def ratios_to_none(times):
+    "Of each variant to 'none', the median of the rounds' own ratios with its interval"
+    return {k: vars(median_ci(np.array(v)/times['none'])) for k,v in times.items() if k!='none'}
+
+def step_line(name, times, ratio, width):
+    "A variant's step, and by how much it is longer than without"
+    more = f"   {100*(ratio['mid']-1):+6.2f} % ({100*(ratio['lo']-1):+.2f} to {100*(ratio['hi']-1):+.2f})" if ratio else ''
+    return f'  {name:{width}} {median(times):8.3f} ms a step{more}'
 
 def step_ms(learn, cbs):
     "Milliseconds of the median step of one fit"
