@@ -7,6 +7,7 @@ __all__ = ['TF32', 'PRECISIONS', 'tf32_set', 'AutocastCallback', 'look_once', 'W
            'epoch_seconds', 'epoch_times']
 
 # %% ../../nbs/run/02_observed.ipynb #c4101c82
+import math
 import multiprocessing
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -95,7 +96,7 @@ def _n_children(): return sum(o.name!=WORKER for o in multiprocessing.active_chi
 
 class WatchFitCallback(Callback):
     "Observes what a fit does: type, layout and switches of its products, workers, steps"
-    order, graph_safe = 59, 'counts'
+    order, graph_safe = math.inf, 'counts' # where the layout of the weights is decided
     def before_fit(self):
         self.n_workers, self.n_others = None, _n_children()
         self.n_batches, self.n_opt_steps, self.n_passes = 0, 0, 0

@@ -7,7 +7,6 @@ __all__ = ['ChannelsLastCallback', 'keep_pages']
 
 # %% ../../nbs/step/04_layout.ipynb #layout02
 import ctypes
-import math
 import platform
 from copy import deepcopy
 import torch
@@ -36,7 +35,7 @@ class ChannelsLastCallback(JoiningCallback):
     It decides after everybody's callbacks, right before a forward pass. `n_done` counts batches that
     the last fit trained so, and `why_not` is the reason against it. Dropout between convolutions
     draws another mask."""
-    order, graph_safe = math.inf, 'counts'
+    order, graph_safe = 1e9, 'counts'
     n_done, why_not = None, ''
     must_look, n_now = True, 0
     def __init__(self): self.moved, self.tried = [], None

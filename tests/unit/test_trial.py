@@ -10,6 +10,7 @@ import pytest
 import torch
 from fastai.callback.core import Callback
 from fastai.test_utils import synth_learner
+from on_tape import compiler  # noqa: F401 (a fixture)
 
 import gpubench.run.trial as library
 from gpubench.step import graphed
@@ -154,6 +155,12 @@ def test_a_graph_that_was_warmed_up_is_what_is_timed(n_eager, monkeypatch):
     learn.seen.verify(trial)
     learn.graphed_step.why_not = 'The network has hooks.'
     with pytest.raises(RuntimeError, match="speed_up=graph should have been True, but was The network has hooks"): learn.seen.verify(trial)
+
+def test_a_compiled_step_is_looked_at_once_its_layout_is_decided(compiler):
+    learn = make_learner(Trial(device='cpu', model='cnn_small', bs=16, max_images=200, loader='resident', speed_up='channels_last graph compile'))
+    learn.graphed_step.capture = TapeCapture()
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    assert learn.seen.is_channels_last and learn.graphed_step.n_replays
 
 def test_a_folder_is_told_apart_by_where_it_is(tmp_path, monkeypatch):
     ids = []
