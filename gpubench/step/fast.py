@@ -27,8 +27,7 @@ from .recorder import DeferredRecorder, defer, undefer
 def device_of(learn)->torch.device:
     "Where fastai trains a Learner; loaders of PyTorch's don't say"
     device = learn.dls.device if hasattr(learn.dls, 'device') else default_device()
-    if device is not None: return torch.device(device)
-    return next((p.device for p in learn.model.parameters()), torch.device('cpu'))
+    return torch.device(device or next(learn.model.parameters()).device)
 
 # %% ../../nbs/step/10_fast.ipynb #3f643a5e
 def _row(part, why, refusal, cb):
@@ -39,8 +38,9 @@ def _row(part, why, refusal, cb):
     if is_on and refusal: why += f'. {refusal}'
     return dict(part=part, on=is_on, why=why)
 
-# %% ../../nbs/step/10_fast.ipynb #c06d4f4a
-class _Table:
+# %% ../../nbs/step/10_fast.ipynb #190bca40
+class SpeedUp:
+    "What `speed_up` did to a Learner: a table when printed, and a context manager that undoes it"
     def __init__(self, learn):
         self.learn, self.rows, self.undos = learn, [], ExitStack()
         self.device = device_of(learn)
@@ -68,10 +68,6 @@ class _Table:
         rows = self.to_df().itertuples()
         return '\n'.join(f"{o.part:13}  {'on ' if o.on else 'off'}  {o.why}" for o in rows)
     def _repr_html_(self): return self.to_df().to_html(index=False)
-
-# %% ../../nbs/step/10_fast.ipynb #190bca40
-class SpeedUp(_Table):
-    "What `speed_up` did to a Learner: a table when printed, and a context manager that undoes it"
     def feed(self):
         x = getattr(getattr(self.learn.dls.train, 'dataset', None), 'x', None)
         why = 'each is decoded once, beside the first epoch, and then taken from memory'
