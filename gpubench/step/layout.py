@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 from ..data.item_tfms import random_states_kept
 from .capture import JoiningCallback, search_kernels, network_batch
-from .turns import EPOCH_EVENTS, is_watched, own_methods, strangers
+from .turns import EPOCH_EVENTS, is_watched, own_hooks, own_methods, strangers
 
 # %% ../../nbs/step/04_layout.ipynb #layout11
 def _tensors_in(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
@@ -80,7 +80,8 @@ def decide(self:ChannelsLastCallback):
 def try_batch(self:ChannelsLastCallback): # Why the network doesn't run so
     learn, model = self.learn, self.model
     gpus = {o.device for o in model.parameters() if o.is_cuda}
-    shared = learn, learn.dls, learn.opt, *learn.cbs, *model.parameters()
+    stored = [o.stored for o in own_hooks(model)]               # of the step before: can't be copied
+    shared = learn, learn.dls, learn.opt, *learn.cbs, *model.parameters(), *stored
     searches = getattr(getattr(learn, 'graphed_step', None), 'compile', False)
     try:
         with random_states_kept(*gpus), torch.no_grad(), search_kernels(searches):
