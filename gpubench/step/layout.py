@@ -24,17 +24,16 @@ from .turns import EPOCH_EVENTS, is_watched, own_hooks, own_methods, strangers
 def _tensors_in(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
 
 def _move(p, memory_format):
-    "Give a parameter, and its gradient if it lies alike, another order"
-    lies_alike = p.grad is not None and p.grad.stride()==p.stride()
+    "Give a parameter and its gradient another order"
     p.data = p.data.clone(memory_format=memory_format)
-    if lies_alike: p.grad = p.grad.clone(memory_format=memory_format)
+    if p.grad is not None: p.grad = p.grad.clone(memory_format=memory_format)
 
 # %% ../../nbs/step/04_layout.ipynb #0a8bb65f
 class ChannelsLastCallback(JoiningCallback):
     """Keeps the weights of convolutions in channels_last, where the network runs so
 
-    It decides after everybody's callbacks, right before a forward pass. `n_done` counts batches that
-    the last fit trained so, and `why_not` is the reason against it. Dropout between convolutions
+    It decides after everybody's callbacks, before a fit's first forward pass. `n_done` counts
+    batches that the last fit trained so, and `why_not` is the reason against it. Dropout between convolutions
     draws another mask."""
     order, graph_safe = math.inf, 'counts'
     n_done, why_not, is_decided, moved = None, '', False, ()
@@ -80,7 +79,7 @@ def decide(self:ChannelsLastCallback):
 def try_batch(self:ChannelsLastCallback): # Why the network doesn't run so
     learn, model = self.learn, self.model
     gpus = {o.device for o in model.parameters() if o.is_cuda}
-    stored = [o.stored for o in own_hooks(model)]               # of the step before: can't be copied
+    stored = [o.stored for o in own_hooks(model)]       # of the step before, which can't be copied
     shared = learn, learn.dls, learn.opt, *learn.cbs, *model.parameters(), *stored
     searches = getattr(getattr(learn, 'graphed_step', None), 'compile', False)
     try:
