@@ -14,7 +14,6 @@ from fastai.callback.fp16 import AMPMode, MixedPrecision
 from fastai.data.core import TfmdDL
 from fastai.learner import Learner, Recorder
 from fastai.torch_core import default_device
-from fastcore.basics import patch
 from torch.nn.parameter import is_lazy
 from ..ground.core import NO_BF16, InputError, allows_tf32, check_value, has_bf16, one_of
 from .graphed import FusedStepCallback, GraphedStepCallback
@@ -112,18 +111,13 @@ class SpeedUp:
         self.add('CUDA graph', why, cb=GraphedStepCallback(compile, alone=alone))
     def keep_pages(self):
         self.add('pages', 'memory is kept between steps, until the process ends', keep_pages())
-
-# %% ../../nbs/step/10_fast.ipynb #7e19b254
-_N_LARGER = 4   # times a training's batch size
-
-@patch
-def enlarge_validation(self:SpeedUp):
-    dl = self.learn.dls.valid if len(self.learn.dls.loaders)>1 else None
-    most = _N_LARGER*(getattr(self.learn.dls.train, 'bs', None) or 0)
-    if type(dl) not in (TfmdDL, PixelDL) or dl.drop_last or not 0<(dl.bs or 0)<most: return
-    self.add('validation', f'{most} images at once instead of {dl.bs}')
-    self.undos.callback(setattr, dl, 'bs', dl.bs)
-    dl.bs = most
+    def enlarge_validation(self, n=4): # How many times a training's batches
+        dl = self.learn.dls.valid if len(self.learn.dls.loaders)>1 else None
+        most = n*(getattr(self.learn.dls.train, 'bs', None) or 0)
+        if type(dl) not in (TfmdDL, PixelDL) or dl.drop_last or not 0<(dl.bs or 0)<most: return
+        self.add('validation', f'{most} images at once instead of {dl.bs}')
+        self.undos.callback(setattr, dl, 'bs', dl.bs)
+        dl.bs = most
 
 # %% ../../nbs/step/10_fast.ipynb #4c6a3a81
 def speed_up(
