@@ -150,18 +150,9 @@ def launch(
                 print(o.read_text(errors='replace'), end='')
     return [cloudpickle.loads(found[k]) for k in sorted(found)]
 
-# %% ../../nbs/step/11_group.ipynb #8ce5529e
+# %% ../../nbs/step/11_group.ipynb #7b481c61
 _agreed = set() # which parameters have gradients, as far as the ranks have compared it
 
-def _check_agreed(has_gradient):
-    "Compare with the other ranks which parameters have gradients, whenever that is new here"
-    if has_gradient in _agreed: return
-    if len({*gather(has_gradient)})>1: raise StateError(
-        "The ranks have gradients of different parameters, so an average would mix layers. "
-        "In each step, let every rank train the same layers.")
-    _agreed.add(has_gradient)
-
-# %% ../../nbs/step/11_group.ipynb #7b481c61
 def average_gradients(
     parameters, # Those of a network
 ):
@@ -170,7 +161,11 @@ def average_gradients(
     Every rank needs gradients of the same parameters in each step: a `RuntimeError` otherwise."""
     if n_ranks()==1: return
     grads = [p.grad for p in parameters]
-    _check_agreed(tuple(o is not None for o in grads))
+    has_gradient = tuple(o is not None for o in grads)
+    if has_gradient not in _agreed and len({*gather(has_gradient)})>1: raise StateError(
+        "The ranks have gradients of different parameters, so an average would mix layers. "
+        "In each step, let every rank train the same layers.")
+    _agreed.add(has_gradient)
     grads = [o.detach() for o in grads if o is not None]
     sizes = [o.numel() for o in grads]
     dtype = max((o.dtype for o in grads), key=lambda o: o.itemsize)
