@@ -33,8 +33,8 @@ class ChannelsLastCallback(JoiningCallback):
     """Keeps the weights of convolutions in channels_last, where the network runs so
 
     It decides after everybody's callbacks, before a fit's first forward pass. `n_done` counts
-    batches that the last fit trained so, and `why_not` is the reason against it. Dropout between convolutions
-    draws another mask."""
+    batches that the last fit trained so, and `why_not` is the reason against it. Dropout between
+    convolutions draws another mask."""
     order, graph_safe = math.inf, 'counts'
     n_done, why_not, is_decided, moved = None, '', False, ()
     def leave(self): self.move_back()
