@@ -11,6 +11,7 @@ import math
 import multiprocessing
 from collections.abc import Callable
 from contextlib import contextmanager
+from copy import deepcopy
 
 import numpy as np
 import torch
@@ -22,9 +23,9 @@ from ..ground.core import StateError, allows_tf32, one_of
 from ..ground.record import FIELDS, PHASE_NAMES
 from ..ground.stats import median_ci
 from ..data.images import WORKER
+from ..data.item_tfms import random_states_kept
 from ..watch.timing import is_time
 from ..step.capture import network_batch
-from ..step.kept import untouched
 
 # %% ../../nbs/run/02_observed.ipynb #b0221967
 TF32 = dict( # precision -> is TF32 allowed in matrix products, in cuDNN?
@@ -127,9 +128,12 @@ def before_batch(self:WatchFitCallback):
     if not self.training or self.n_batches: return
     self.n_workers = _n_children()-self.n_others
     if self.is_compiled and self.dtype is None: # before it compiles
-        look_once(self.model, self.saw_product)
+        weights = list(self.model.parameters())
+        net = deepcopy(self.model, {id(o): o for o in weights}).eval()     # sharing them
+        look_once(net, self.saw_product)
         sample = [o[:2] for o in network_batch(self.learn)[0]]
-        with untouched(self.model), torch.no_grad(): self.model.eval()(*sample)
+        with random_states_kept(*{o.device for o in weights if o.is_cuda}), torch.no_grad():
+            net(*sample)
 
 # %% ../../nbs/run/02_observed.ipynb #0b6bd45f
 def refuse_wrong(wrong): # Setting -> as asked for, as it ran

@@ -14,7 +14,6 @@ from fastai.callback.fp16 import AMPMode, MixedPrecision
 from fastai.data.core import TfmdDL
 from fastai.learner import Learner, Recorder
 from fastai.torch_core import default_device
-from fastcore.basics import patch
 from torch.nn.parameter import is_lazy
 from ..ground.core import NO_BF16, InputError, allows_tf32, check_value, has_bf16, one_of
 from .graphed import FusedStepCallback, GraphedStepCallback
@@ -27,8 +26,7 @@ from .recorder import DeferredRecorder, defer, undefer
 def device_of(learn)->torch.device:
     "Where fastai trains a Learner; loaders of PyTorch's don't say"
     device = learn.dls.device if hasattr(learn.dls, 'device') else default_device()
-    if device is not None: return torch.device(device)
-    return next((p.device for p in learn.model.parameters()), torch.device('cpu'))
+    return torch.device(device or next(learn.model.parameters()).device)
 
 # %% ../../nbs/step/10_fast.ipynb #3f643a5e
 def _row(part, why, refusal, cb):
@@ -39,8 +37,9 @@ def _row(part, why, refusal, cb):
     if is_on and refusal: why += f'. {refusal}'
     return dict(part=part, on=is_on, why=why)
 
-# %% ../../nbs/step/10_fast.ipynb #c06d4f4a
-class _Table:
+# %% ../../nbs/step/10_fast.ipynb #190bca40
+class SpeedUp:
+    "What `speed_up` did to a Learner: a table when printed, and a context manager that undoes it"
     def __init__(self, learn):
         self.learn, self.rows, self.undos = learn, [], ExitStack()
         self.device = device_of(learn)
@@ -68,10 +67,6 @@ class _Table:
         rows = self.to_df().itertuples()
         return '\n'.join(f"{o.part:13}  {'on ' if o.on else 'off'}  {o.why}" for o in rows)
     def _repr_html_(self): return self.to_df().to_html(index=False)
-
-# %% ../../nbs/step/10_fast.ipynb #190bca40
-class SpeedUp(_Table):
-    "What `speed_up` did to a Learner: a table when printed, and a context manager that undoes it"
     def feed(self):
         x = getattr(getattr(self.learn.dls.train, 'dataset', None), 'x', None)
         why = 'each is decoded once, beside the first epoch, and then taken from memory'
@@ -116,18 +111,13 @@ class SpeedUp(_Table):
         self.add('CUDA graph', why, cb=GraphedStepCallback(compile, alone=alone))
     def keep_pages(self):
         self.add('pages', 'memory is kept between steps, until the process ends', keep_pages())
-
-# %% ../../nbs/step/10_fast.ipynb #7e19b254
-_N_LARGER = 4   # times a training's batch size
-
-@patch
-def enlarge_validation(self:SpeedUp):
-    dl = self.learn.dls.valid if len(self.learn.dls.loaders)>1 else None
-    most = _N_LARGER*(getattr(self.learn.dls.train, 'bs', None) or 0)
-    if type(dl) not in (TfmdDL, PixelDL) or dl.drop_last or not 0<(dl.bs or 0)<most: return
-    self.add('validation', f'{most} images at once instead of {dl.bs}')
-    self.undos.callback(setattr, dl, 'bs', dl.bs)
-    dl.bs = most
+    def enlarge_validation(self, n=4): # How many times a training's batches
+        dl = self.learn.dls.valid if len(self.learn.dls.loaders)>1 else None
+        most = n*(getattr(self.learn.dls.train, 'bs', None) or 0)
+        if type(dl) not in (TfmdDL, PixelDL) or dl.drop_last or not 0<(dl.bs or 0)<most: return
+        self.add('validation', f'{most} images at once instead of {dl.bs}')
+        self.undos.callback(setattr, dl, 'bs', dl.bs)
+        dl.bs = most
 
 # %% ../../nbs/step/10_fast.ipynb #4c6a3a81
 def speed_up(

@@ -25,8 +25,6 @@ import torch.distributed as dist
 from ..ground.core import InputError, StateError, n_cores, pick_device, user_place
 
 # %% ../../nbs/step/11_group.ipynb #8ea30bdb
-_TIMEOUT = timedelta(seconds=300) # after which a rank gives up waiting for another
-
 def rank()->int:
     "This process's number in its group"
     return dist.get_rank() if dist.is_initialized() else 0
@@ -45,7 +43,8 @@ def join_group(
         mine = torch.device('cuda', int(os.environ['LOCAL_RANK']))
         torch.cuda.set_device(mine)
     torch.set_num_threads(max(1, n_cores()//int(os.environ['LOCAL_WORLD_SIZE'])))
-    dist.init_process_group('nccl' if on_gpu else 'gloo', timeout=_TIMEOUT)
+    patience = timedelta(minutes=5)                            # with ranks that don't come
+    dist.init_process_group('nccl' if on_gpu else 'gloo', timeout=patience)
     return mine
 
 # %% ../../nbs/step/11_group.ipynb #9403afa8
@@ -65,8 +64,7 @@ _RENDEZVOUS = 'PET_RDZV_ENDPOINT' # torchrun's variable for where machines meet:
 def check_group(n_devices:int, device:str, n_nodes:int=1):
     "A `ValueError` if this machine can't provide its share of the devices"
     on_gpus, n_local = pick_device(device).type=='cuda', n_devices//n_nodes
-    n_there, what = n_cores(), 'CPU cores'
-    if on_gpus: n_there, what = torch.cuda.device_count(), 'GPUs'
+    n_there, what = (torch.cuda.device_count(), 'GPUs') if on_gpus else (n_cores(), 'CPU cores')
     if ':' in str(device): raise InputError(
         f"device={str(device)!r} names one GPU, but n_devices={n_devices} takes the first "
         f"{n_local}. Use device='cuda'; CUDA_VISIBLE_DEVICES chooses others.")
@@ -152,18 +150,9 @@ def launch(
                 print(o.read_text(errors='replace'), end='')
     return [cloudpickle.loads(found[k]) for k in sorted(found)]
 
-# %% ../../nbs/step/11_group.ipynb #8ce5529e
+# %% ../../nbs/step/11_group.ipynb #7b481c61
 _agreed = set() # which parameters have gradients, as far as the ranks have compared it
 
-def _check_agreed(has_gradient):
-    "Compare with the other ranks which parameters have gradients, whenever that is new here"
-    if has_gradient in _agreed: return
-    if len({*gather(has_gradient)})>1: raise StateError(
-        "The ranks have gradients of different parameters, so an average would mix layers. "
-        "In each step, let every rank train the same layers.")
-    _agreed.add(has_gradient)
-
-# %% ../../nbs/step/11_group.ipynb #7b481c61
 def average_gradients(
     parameters, # Those of a network
 ):
@@ -172,7 +161,11 @@ def average_gradients(
     Every rank needs gradients of the same parameters in each step: a `RuntimeError` otherwise."""
     if n_ranks()==1: return
     grads = [p.grad for p in parameters]
-    _check_agreed(tuple(o is not None for o in grads))
+    has_gradient = tuple(o is not None for o in grads)
+    if has_gradient not in _agreed and len({*gather(has_gradient)})>1: raise StateError(
+        "The ranks have gradients of different parameters, so an average would mix layers. "
+        "In each step, let every rank train the same layers.")
+    _agreed.add(has_gradient)
     grads = [o.detach() for o in grads if o is not None]
     sizes = [o.numel() for o in grads]
     dtype = max((o.dtype for o in grads), key=lambda o: o.itemsize)

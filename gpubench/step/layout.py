@@ -15,86 +15,75 @@ from fastai.torch_core import to_float
 from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
+from ..data.item_tfms import random_states_kept
 from .capture import JoiningCallback, search_kernels, network_batch
-from .kept import untouched
-from .turns import EPOCH_EVENTS, is_watched, own_methods, strangers
+from .turns import EPOCH_EVENTS, is_watched, own_hooks, own_methods, strangers
 
 # %% ../../nbs/step/04_layout.ipynb #layout11
 def _tensors_in(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
 
-def _move(p, to):
-    "Give a parameter, and its gradient if it lies alike, another place"
-    lies_alike = p.grad is not None and p.grad.stride()==p.stride()
-    p.data = to
-    if lies_alike: p.grad = torch.empty_like(to).copy_(p.grad)
+def _move(p, memory_format):
+    "Give a parameter and its gradient another order"
+    p.data = p.data.clone(memory_format=memory_format)
+    if p.grad is not None: p.grad = p.grad.clone(memory_format=memory_format)
 
 # %% ../../nbs/step/04_layout.ipynb #0a8bb65f
 class ChannelsLastCallback(JoiningCallback):
     """Keeps the weights of convolutions in channels_last, where the network runs so
 
-    It decides after everybody's callbacks, right before a forward pass. `n_done` counts batches that
-    the last fit trained so, and `why_not` is the reason against it. Dropout between convolutions
-    draws another mask."""
+    It decides after everybody's callbacks, before a fit's first forward pass. `n_done` counts
+    batches that the last fit trained so, and `why_not` is the reason against it. Dropout between
+    convolutions draws another mask."""
     order, graph_safe = 1e9, 'counts'
-    n_done, why_not = None, ''
-    must_look, n_now = True, 0
-    def __init__(self): self.moved, self.tried = [], None
+    n_done, why_not, is_decided, moved = None, '', False, ()
     def leave(self): self.move_back()
-    def before_fit(self): # maybe of a validation only
-        self.must_look, self.tried, self.n_now = True, None, 0
+    def before_fit(self): self.is_decided = False
     def before_train(self):
-        if strangers(self.learn, EPOCH_EVENTS): self.must_look, self.tried = True, None
+        if strangers(self.learn, EPOCH_EVENTS): self.is_decided = False
     before_validate = before_train
     def before_batch(self):
         if not (self.training or self.moved): return
-        if self.must_look and _tensors_in(self.xb):                # a replay brings none
-            self.must_look = bool(strangers(self.learn))
-            self.why_not = self.decide()
-        if self.why_not: self.move_back()
+        if not self.is_decided and _tensors_in(self.xb): self.decide()     # a replay brings none
         if not self.training: return
-        self.n_now += not self.why_not
-        self.n_done = self.n_now
+        if not self.train_iter: self.n_done = 0
+        self.n_done += not self.why_not
     def after_pred(self):
         if self.why_not: return
         self.learn.pred = tree_map_only(torch.Tensor, torch.Tensor.contiguous, self.pred)
+    def move(self):
+        weights = [p for p in self.model.parameters() if p.ndim==4]
+        others = [p for p in weights if p.to(memory_format=torch.channels_last) is not p]
+        for p in others: _move(p, torch.channels_last)
+        self.moved = [*self.moved, *others]
     def move_back(self):
-        for p in self.moved: _move(p, p.data.clone(memory_format=torch.contiguous_format))
+        for p in self.moved: _move(p, torch.contiguous_format)
         self.moved = []
 
 # %% ../../nbs/step/04_layout.ipynb #b7410b66
 @patch
-def left_alone(self:ChannelsLastCallback): # Why
+def decide(self:ChannelsLastCallback):
+    self.is_decided, learn = True, self.learn
+    own = [o for o in own_methods(learn) if o in ('one_batch', '_do_one_batch')]
     if isinstance(self.model, DistributedDataParallel):
-        return 'DDP has arranged the gradients already.'
-    own = [o for o in own_methods(self.learn) if o in ('one_batch', '_do_one_batch')]
-    if own: return f'The Learner has its own {own[0]}.'
-    return 'A hook watches the network.' if is_watched(self.model) else ''
-
-@patch
-def decide(self:ChannelsLastCallback): # Why not
-    "Try the network, if it or the shape of its batches is another one than before"
-    if why := self.left_alone():
-        self.tried = None
-        return why
-    network = [*self.model.modules(), *(o.shape[1:] for o in _tensors_in(self.xb))]
-    if network==self.tried: return self.why_not
-    self.tried = network
-    return self.try_batch()
+        self.why_not = 'DDP has arranged the gradients already.'
+    elif own: self.why_not = f'The Learner has its own {own[0]}.'
+    elif is_watched(self.model): self.why_not = 'A hook watches the network.'
+    else:
+        self.move()
+        self.why_not = self.try_batch()
+    if self.why_not: self.move_back()
 
 # %% ../../nbs/step/04_layout.ipynb #fc66a2b1
 @patch
 def try_batch(self:ChannelsLastCallback): # Why the network doesn't run so
     learn, model = self.learn, self.model
-    for p in model.parameters():
-        last = p.data.to(memory_format=torch.channels_last) if p.ndim==4 else p.data
-        if last.data_ptr()!=p.data_ptr():
-            self.moved.append(p)
-            _move(p, last)
-    shared = learn, learn.dls, learn.opt, *learn.cbs, *model.parameters(), *model.buffers()
-    n = None if any(p.is_cuda for p in model.parameters()) else 2
+    gpus = {o.device for o in model.parameters() if o.is_cuda}
+    stored = [o.stored for o in own_hooks(model)]       # of the step before, which can't be copied
+    shared = learn, learn.dls, learn.opt, *learn.cbs, *model.parameters(), *stored
     searches = getattr(getattr(learn, 'graphed_step', None), 'compile', False)
     try:
-        with untouched(model), torch.no_grad(), search_kernels(searches):
+        with random_states_kept(*gpus), torch.no_grad(), search_kernels(searches):
+            n = None if gpus else 2
             xb, yb = tree_map_only(torch.Tensor, lambda o: o[:n].clone(), network_batch(learn))
             net, loss_func = deepcopy((model, learn.loss_func), {id(o): o for o in shared})
             pred = net(*xb)

@@ -21,8 +21,7 @@ from ..watch.timing import acts
 BATCH_EVENTS = """before_batch after_pred after_loss before_backward after_cancel_backward
     after_backward before_step after_cancel_step after_step after_cancel_batch
     after_batch""".split()
-_BESIDE_REPLAYS = 'before_batch', 'after_step', 'after_cancel_batch', 'after_batch'
-_WITHIN = [o for o in BATCH_EVENTS if o not in _BESIDE_REPLAYS]
+_WITHIN = BATCH_EVENTS[1:8]     # where a replay calls nobody: `after_pred` to `after_cancel_step`
 EPOCH_EVENTS = """before_epoch before_train after_cancel_train after_train before_validate
     after_cancel_validate after_validate after_cancel_epoch after_epoch""".split()
 
@@ -41,8 +40,6 @@ def is_stock(method)->bool: # A class, a method or what stands in for one
     module = getattr(method, '__globals__', {}).get('__name__') or method.__module__
     return module.split('.')[0] in ('fastai', 'gpubench')
 
-def is_known(kind): return kind.__name__ in ROLES and is_stock(kind)
-
 # %% ../../nbs/step/03_turns.ipynb #0563c1bc
 def role_of(
     cb, # A callback
@@ -54,9 +51,15 @@ def role_of(
     valid until the next batch. 'counts': it doesn't even look at losses, weights or batches, so
     its events may run before the device has done the step."""
     kind = type(cb)
-    if is_known(kind): return ROLES[kind.__name__]
+    def methods(events):
+        return filter(None, (vars(cb).get(o) or getattr(kind, o, None) for o in events))
+    if kind.__name__ in ROLES and is_stock(kind):
+        is_fastais = all(map(is_stock, methods([*BATCH_EVENTS, *EPOCH_EVENTS, 'before_fit'])))
+        draws_alike = type(vars(cb).get('distrib')) in (Beta, type(None))
+        return ROLES[kind.__name__] if is_fastais and draws_alike else None
     declared = vars(kind).get('graph_safe')
-    return 'looks' if declared and declared!='counts' else declared or None
+    if not declared or not is_stock(kind) and any(methods(_WITHIN)): return None
+    return 'counts' if declared=='counts' else 'looks'
 
 # %% ../../nbs/step/03_turns.ipynb #5d75de8f
 def strangers(
@@ -64,15 +67,7 @@ def strangers(
     events=BATCH_EVENTS, # Names of events
 )->list: # Callbacks
     "Callbacks that act at one of these events and might change anything"
-    def is_trusted(cb):
-        kind = type(cb)
-        def methods(events):
-            return filter(None, (vars(cb).get(o) or getattr(kind, o, None) for o in events))
-        if not is_known(kind):
-            return role_of(cb) and (is_stock(kind) or not any(methods(_WITHIN)))
-        is_fastais = all(map(is_stock, methods([*BATCH_EVENTS, *EPOCH_EVENTS, 'before_fit'])))
-        return is_fastais and type(vars(cb).get('distrib')) in (Beta, type(None))
-    return [cb for cb in learn.cbs if acts(cb, events) and not is_trusted(cb)]
+    return [o for o in learn.cbs if role_of(o) is None and acts(o, events)]
 
 # %% ../../nbs/step/03_turns.ipynb #d4f67505
 class Company:
@@ -105,14 +100,15 @@ def own_methods(learn)->list: # Names
     return [o for o in _LOOP if is_own(o)]
 
 # %% ../../nbs/step/03_turns.ipynb #a128d659
-def is_watched(model)->bool: # A module, or a loss function
-    """Does a hook of a layer, of a weight or of all modules run with it?
-
-    Those of fastai's that its modules hold themselves, as a U-Net's blocks do, are a part of it."""
-    modules = modules_in(model)
-    held = [v for m in modules for v in vars(m).values()]
+def own_hooks(model)->list:
+    "Hooks of fastai's that its modules hold themselves, as a U-Net's blocks do: a part of it"
+    held = [v for m in modules_in(model) for v in vars(m).values()]
     held = [h for v in held for h in (v if isinstance(v, Hooks) else [v])]
-    own = {id(h) for h in held if type(h) is LayerHook and is_stock(h.hook_func)}
+    return [h for h in held if type(h) is LayerHook and is_stock(h.hook_func)]
+
+def is_watched(model)->bool: # A module, or a loss function
+    "Does a hook of a layer, of a weight or of all modules run with it that isn't its own?"
+    modules, own = modules_in(model), set(map(id, own_hooks(model)))
     weights = [p for o in modules for p in o._parameters.values() if p is not None]
     hooks = [v for o in (torch.nn.modules.module, *modules) for k,v in vars(o).items()
              if k.endswith('hooks') and isinstance(v, dict)]
