@@ -12,7 +12,7 @@ import random
 from contextlib import contextmanager, suppress
 import numpy as np
 import torch
-from ..data.item_tfms import random_restorer
+from ..data.item_tfms import random_states_kept
 
 # %% ../../nbs/step/00_kept.ipynb #4930fbd1
 def modules_in(*parts):
@@ -43,10 +43,9 @@ def untouched(model):
                for o in modules for k,b in o._buffers.items() if b is not None]
     numbers = [(vars(o), k, v)
                for o in modules for k,v in vars(o).items() if type(v) in (bool, int, float)]
-    put_random = random_restorer(*{o.device for o in model.parameters() if o.is_cuda})
-    try: yield
+    try:
+        with random_states_kept(*{o.device for o in model.parameters() if o.is_cuda}): yield
     finally:
-        put_random()
         for where,k,v in numbers: where[k] = v
         with torch.no_grad():
             for where,k,b,before in buffers: where[k] = b.copy_(before)
