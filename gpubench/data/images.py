@@ -102,7 +102,7 @@ class ItemStages:
         tfms = _known_tfms(dl, self.split_idx)
         self.recipe = Recipe([o.image_class for o in self.images], tfms, self.split_idx)
     def state(self): # what workers have to know
-        return self.recipe.key, self.bs, [o.state() for o in self.columns]
+        return self.recipe.key, self.bs, self.n_items, [o.state() for o in self.columns]
     def rows(self, positions): # (position, images' files, other values) of each item
         "What the user's code makes, without items that raise a `SkipItemException`"
         own = [o for o in self.columns if not o.is_known]
@@ -200,7 +200,8 @@ class ImageSet:
         self.rooms = [Room(stages.bs, [o.shape for o in images]) for _ in range(self.n_rooms)]
         self.values = [shared(o.dtype, stages.n_items, *o.shape) for o in stages.values(i)]
         self.has_values = shared(bool, stages.n_items)
-        if self.recipe is None or self.recipe.key!=recipe.key:
+        known = self.recipe and (self.recipe.key, len(self.kept.table))
+        if known!=(recipe.key, stages.n_items):
             n_bytes = max(0, self.n_bytes-sum(o.nbytes for o in self.values))
             self.kept = KeptImages(stages.n_items, len(images), n_bytes)
         self.recipe, self.state = recipe, stages.state() # last, if memory runs out
