@@ -154,10 +154,9 @@ def _in_float32(t, b, split_idx=None): # a step may run it within its autocast
     with torch.autocast(b[0].device.type, enabled=False): return t(b, split_idx=split_idx)
 
 def batch_transforms(fs): # A loader's `after_batch.fs`
-    "Two lists, one of them empty: what has to run before a graph, and what can be a part of it"
+    "Functions that do the same, and whether a graph can hold them all"
     captured = [*map(can_be_captured, fs)]
     def ours(t, is_captured):
         is_crop = type(t) is RandomResizedCropGPU and is_untouched(t)
         return partial(_in_float32, without_waiting(t)) if is_captured or is_crop else t
-    fs = [*map(ours, fs, captured)]
-    return ([], fs) if all(captured) else (fs, [])
+    return [*map(ours, fs, captured)], all(captured)

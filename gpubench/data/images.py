@@ -80,12 +80,11 @@ class Column:
         is_file = isinstance(found, (str, Path))
         return str(found) if is_file else np.array(self.image_class.create(found))
 
-# %% ../../nbs/data/07_images.ipynb #imgs0016
+# %% ../../nbs/data/07_images.ipynb #bd7331fd
 # what known item transforms do, or leave alone
 _KINDS = {*(o._tensor_cls for o in BYTES_CLASSES),
           TensorCategory, TensorMultiCategory, torch.Tensor, int, float}
 
-# %% ../../nbs/data/07_images.ipynb #bd7331fd
 class ItemStages:
     "What a loader's data set and `after_item` do: a `Recipe` for images, and values"
     def __init__(self, dl): # A loader that `check_loader` lets pass
@@ -103,7 +102,23 @@ class ItemStages:
         tfms = _known_tfms(dl, self.split_idx)
         self.recipe = Recipe([o.image_class for o in self.images], tfms, self.split_idx)
     def state(self): # what workers have to know
-        return self.recipe.key, self.bs, [o.state() for o in self.columns]
+        return self.recipe.key, self.bs, self.n_items, [o.state() for o in self.columns]
+    def rows(self, positions): # (position, images' files, other values) of each item
+        "What the user's code makes, without items that raise a `SkipItemException`"
+        own = [o for o in self.columns if not o.is_known]
+        for i in positions:
+            try: found = [(bool(o.image_class), o.value(i)) for o in own]
+            except SkipItemException: continue
+            yield i, *([v for is_image,v in found if is_image==o] for o in (True, False))
+    def files(self, i, own): # of an item's images; `own`: those that the user's code found
+        own = iter(own)
+        return [o.kept_value(i) if o.is_known else next(own) for o in self.images]
+    def values(self, i): # Arrays: what fastai's code makes of an item
+        return [o.value(i).numpy() for o in self.known]
+    def in_order(self, images, values, own): # A batch, of these tensors
+        images, values, own = map(iter, (images, values, own))
+        def found(o): return next(images if o.image_class else values if o.is_known else own)
+        return tuple(found(o).as_subclass(t) for o,t in zip(self.columns, self.types))
 
 # %% ../../nbs/data/07_images.ipynb #imgs0017
 def _acts(tfm, split_idx): # on an item
@@ -117,31 +132,6 @@ def _known_tfms(dl, split_idx): # that act, without `ToTensor` at the end
     for o in tfms: take_if(type(o) in ITEM_TFMS and is_untouched(o),
         f"Its item transform {o.name.split(' -- ')[0]} isn't known as fastai's own.")
     return tfms
-
-# %% ../../nbs/data/07_images.ipynb #imgs0117
-@patch
-def rows(self:ItemStages, positions): # (position, images' files, other values) of each item
-    "What the user's code makes, without items that raise a `SkipItemException`"
-    own = [o for o in self.columns if not o.is_known]
-    for i in positions:
-        try: found = [(o.value(i), o.image_class) for o in own]
-        except SkipItemException: continue
-        yield i, [o for o,is_image in found if is_image], [o for o,is_image in found if not is_image]
-
-@patch
-def files(self:ItemStages, i, own): # of an item's images; `own`: those that the user's code found
-    own = iter(own)
-    return [o.kept_value(i) if o.is_known else next(own) for o in self.images]
-
-@patch
-def values(self:ItemStages, i): # Arrays: what fastai's code makes of an item
-    return [o.value(i).numpy() for o in self.known]
-
-@patch
-def in_order(self:ItemStages, images, values, own): # A batch, of these tensors
-    images, values, own = map(iter, (images, values, own))
-    def found(o): return next(images if o.image_class else values if o.is_known else own)
-    return tuple(found(o).as_subclass(t) for o,t in zip(self.columns, self.types))
 
 # %% ../../nbs/data/07_images.ipynb #imgs0018
 _LOADING = ('create_batches create_item create_batch do_batch do_item sample chunkify retain '
@@ -194,7 +184,7 @@ class ImageSet:
         self.key, self.n_bytes, self.n_workers = key, n_bytes, n_workers
         self.stages = None                      # of the pass that comes
         self.recipe = self.state = None         # those that workers know
-        self.kept, self.rooms, self.values = None, [], []
+        self.kept, self.rooms = None, []
     @property
     def n_decoded(self): return int(self.kept.counts[1]) if self.kept else 0 # items, by workers
     @property
@@ -203,79 +193,60 @@ class ImageSet:
         return min(self.n_workers*TASKS_AHEAD//n_parts+5, self.stages.n_batches)
     @property
     def is_ready(self): return len(self.rooms)>=self.n_rooms and self.state==self.stages.state()
+    def prepare(self, i, own): # An item, and its files that the user's code found
+        "Get memory for batches of such items, and for what is kept of them"
+        stages, recipe = self.stages, self.stages.recipe
+        with random_states_kept(): images = recipe.finish(recipe.decode(stages.files(i, own)), 0)
+        self.rooms = [Room(stages.bs, [o.shape for o in images]) for _ in range(self.n_rooms)]
+        self.values = [shared(o.dtype, stages.n_items, *o.shape) for o in stages.values(i)]
+        self.has_values = shared(bool, stages.n_items)
+        known = self.recipe and (self.recipe.key, len(self.kept.table))
+        if known!=(recipe.key, stages.n_items):
+            n_bytes = max(0, self.n_bytes-sum(o.nbytes for o in self.values))
+            self.kept = KeptImages(stages.n_items, len(images), n_bytes)
+        self.recipe, self.state = recipe, stages.state() # last, if memory runs out
+    def fill(self, room, first, seed, items, is_last): # `items`: positions, and the user's files
+        "In a worker: write items into a room, from a row on; is it its batch's last part?"
+        for j,(i,own) in enumerate(items):
+            arrays = self.arrays(i, self.stages.files(i, own))
+            if room is None: continue # they will be needed later
+            _write(self.recipe.finish(arrays, seed+j), self.rooms[room].views, first+j)
+            if not self.has_values[i]: _write(self.stages.values(i), self.values, i)
+            self.has_values[i] = True
+        return is_last
+    def arrays(self, i, files):
+        if not all(isinstance(o, str) for o in files): return self.recipe.decode(files)
+        stamp = stamp_of(files)
+        arrays = self.kept.get(i, stamp)
+        if arrays is None: self.kept.put(i, stamp, arrays := self.recipe.decode(files))
+        return arrays
 
-# %% ../../nbs/data/07_images.ipynb #imgs0022
-@patch
-def prepare(self:ImageSet, i, own): # An item, and its files that the user's code found
-    "Get memory for batches of such items, and for what is kept of them"
-    stages, recipe = self.stages, self.stages.recipe
-    with random_states_kept(): images = recipe.finish(recipe.decode(stages.files(i, own)), 0)
-    self.rooms = [Room(stages.bs, [o.shape for o in images]) for _ in range(self.n_rooms)]
-    self.values = [shared(o.dtype, stages.n_items, *o.shape) for o in stages.values(i)]
-    self.has_values = shared(bool, stages.n_items)
-    if self.recipe is None or self.recipe.key!=recipe.key:
-        n_bytes = max(0, self.n_bytes-sum(o.nbytes for o in self.values))
-        self.kept = KeptImages(stages.n_items, len(images), n_bytes)
-    self.recipe, self.state = recipe, stages.state() # last, if memory runs out
-
-# %% ../../nbs/data/07_images.ipynb #imgs0010
-@patch
-def fill(self:ImageSet, room, first, seed, items, n): # `items`: positions, and the user's files
-    "In a worker: write items into a room, from a row on; `n` of a batch that is whole then"
-    for j,(i,own) in enumerate(items):
-        arrays = self.arrays(i, self.stages.files(i, own))
-        if room is None: continue # they will be needed later
-        views = [o[first+j] for o in self.rooms[room].views]
-        _write(self.recipe.finish(arrays, seed+j), views)
-        if not self.has_values[i]: _write(self.stages.values(i), [o[i, ...] for o in self.values])
-        self.has_values[i] = True
-    return n and (room, n)
-
-def _write(arrays, views):
+def _write(arrays, views, row):
     for o,view in zip(arrays, views):
-        if o.shape!=view.shape: raise InputError(
+        if o.shape!=view.shape[1:]: raise InputError(
             f"Items of sizes {view.shape[-2:]} and {o.shape[-2:]} fit into no batch. Give images "
             "one size (height, width) by `item_tfms=Resize(…)`.")
-        view[...] = o
-
-@patch
-def arrays(self:ImageSet, i, files):
-    if not all(isinstance(o, str) for o in files): return self.recipe.decode(files)
-    stamp = stamp_of(files)
-    arrays = self.kept.get(i, stamp)
-    if arrays is None: self.kept.put(i, stamp, arrays := self.recipe.decode(files))
-    return arrays
+        view[row] = o
 
 # %% ../../nbs/data/07_images.ipynb #d09b589b
-def tasks(images, dl, rows, seed, given, then=None): # `given`: gets the items of batches
+def tasks(images, dl, rows, seed, given, then=None): # `given`: gets the room and items of batches
     "Those of a pass, its end, and those that decode the images that come `then`"
     n = ITEMS_PER_TASK
     for k,batch in enumerate(dl.chunkify(rows)):
-        given += batch
+        room = k%len(images.rooms)
+        given.append((images.rooms[room], batch))
         for j in range(0, len(batch), n):
             items = [(i, files) for i,files,_ in batch[j:j+n]]
-            n_whole = len(batch) if j+n>=len(batch) else 0
-            yield images.key, k%len(images.rooms), j, seed+k*dl.bs+j, items, n_whole
+            yield images.key, room, j, seed+k*dl.bs+j, items, j+n>=len(batch)
     yield None
     for idxs in chunked(range(then.stages.n_items), n) if then else ():
-        yield then.key, None, 0, 0, [(i, ()) for i in idxs], 0
+        yield then.key, None, 0, 0, [(i, ()) for i in idxs], False
 
 class Tasks:
     "For PyTorch's `DataLoader`: in this process a sampler, in workers a data set"
     def __init__(self, sets): self.sets, self.todo = sets, ()
     def __iter__(self): return iter(self.todo)
     def __getitem__(self, task): return task and self.sets[task[0]].fill(*task[1:])
-
-# %% ../../nbs/data/07_images.ipynb #84875614
-class ImagePool:
-    "The worker processes of a Learner, and the images that they share"
-    def __init__(self, n_workers):
-        self.n_workers, self.sets = n_workers, {}
-        self.tasks, self.loader, self.workers = Tasks(self.sets), None, None
-        self.now, self.end = None, noop         # the pass under way; ends the workers
-    @property
-    def has_lost_one(self): # a worker, perhaps with a lock
-        return any(not o.is_alive() for o in getattr(self.workers, '_workers', ()))
 
 # %% ../../nbs/data/07_images.ipynb #imgs0011
 WORKER = 'gpubench images'     # the processes' name
@@ -286,29 +257,6 @@ def _begin(i): # in a worker
     signal.signal(signal.SIGINT, signal.SIG_IGN) # an interrupt is for the parent
     os.nice(1) # the training comes first
 
-# %% ../../nbs/data/07_images.ipynb #imgs0122
-@patch
-def start(self:ImagePool, images, first): # An iterator of what workers return
-    "Workers that see what this process sees now, and begin; `first`: an item's position and files"
-    # others in the same fork, if no code of the user's finds their files
-    others = [o for o in self.sets.values() if o is not images and o.stages.knows_files]
-    changed = [o for o in (images, *others) if not o.is_ready]
-    if self.workers is not None and not changed: return iter(self.loader)
-    self.end() # first, since what follows may raise an error
-    self.workers = None
-    for o in changed: o.prepare(*first if o is images else (0, []))
-    self.loader = TorchDataLoader(
-        self.tasks, sampler=self.tasks, batch_size=None,
-        num_workers=self.n_workers, prefetch_factor=TASKS_AHEAD, collate_fn=noop,
-        persistent_workers=True, multiprocessing_context='fork', worker_init_fn=_begin,
-        generator=torch.Generator())
-    self.workers = _forked(self.loader)
-    # in time: a garbage collection would close their queues first, and then wait for them
-    self.end = weakref.finalize(self, self.workers._shutdown_workers)
-    self.end.atexit = False
-    return self.workers
-
-# %% ../../nbs/data/07_images.ipynb #f5b8743c
 def _forked(loader):
     was_on = gc.isenabled()
     gc.disable() # a child mustn't collect garbage of the parent's, which may end in CUDA
@@ -321,27 +269,52 @@ def _forked(loader):
     for o in workers._workers: o.name = WORKER
     return workers
 
-# %% ../../nbs/data/07_images.ipynb #imgs0025
-@patch
-def batches(self:ImagePool, images, dl, order, seed, then=None):
-    "The room and the rows of each batch"
-    if self.now is not None: raise StateError('Another pass over these images is under way.')
-    rows, given = images.stages.rows(order), deque()
-    first = [*islice(rows, 1)]
-    images.stages.n_batches = -(-len(order)//dl.bs)
-    self.now, self.tasks.todo = given, tasks(images, dl, chain(first, rows), seed, given, then)
-    try:
-        results = self.start(images, first[0][:2]) if first else iter(())
-        while (whole := next(results, None)) is not None:
-            if not whole: continue # it's a part of a batch
-            room, n = whole
-            yield images.rooms[room], [given.popleft() for _ in range(n)]
-    except RuntimeError as e:
-        if not str(e).startswith('DataLoader worker (pid'): raise
-        raise StateError('A process that decodes images has ended, perhaps because memory ran '
-                         'out. Free some memory, and train again.') from e
-    finally:
-        if self.now is given: self.now = None
+# %% ../../nbs/data/07_images.ipynb #84875614
+class ImagePool:
+    "The worker processes of a Learner, and the images that they share"
+    def __init__(self, n_workers):
+        self.n_workers, self.sets = n_workers, {}
+        self.tasks, self.loader, self.workers = Tasks(self.sets), None, None
+        self.now, self.end = None, noop         # the pass under way; ends the workers
+    @property
+    def has_lost_one(self): # a worker, perhaps with a lock
+        return any(not o.is_alive() for o in getattr(self.workers, '_workers', ()))
+    def start(self, images, first): # An iterator of what workers return
+        "Workers that see what this process sees now; `first`: an item's position and files"
+        # others in the same fork, if no code of the user's finds their files
+        others = [o for o in self.sets.values() if o is not images and o.stages.knows_files]
+        changed = [o for o in (images, *others) if not o.is_ready]
+        if self.workers is not None and not changed: return iter(self.loader)
+        self.end() # first, since what follows may raise an error
+        self.workers = None
+        for o in changed: o.prepare(*first if o is images else (0, []))
+        self.loader = TorchDataLoader(
+            self.tasks, sampler=self.tasks, batch_size=None,
+            num_workers=self.n_workers, prefetch_factor=TASKS_AHEAD, collate_fn=noop,
+            persistent_workers=True, multiprocessing_context='fork', worker_init_fn=_begin,
+            generator=torch.Generator())
+        self.workers = _forked(self.loader)
+        # in time: a garbage collection would close their queues first, and then wait for them
+        self.end = weakref.finalize(self, self.workers._shutdown_workers)
+        self.end.atexit = False
+        return self.workers
+    def batches(self, images, dl, order, seed, then=None):
+        "The room and the rows of each batch"
+        if self.now is not None: raise StateError('Another pass over these images is under way.')
+        rows, given = images.stages.rows(order), deque()
+        first = [*islice(rows, 1)]
+        images.stages.n_batches = -(-len(order)//dl.bs)
+        self.now, self.tasks.todo = given, tasks(images, dl, chain(first, rows), seed, given, then)
+        try:
+            results = self.start(images, first[0][:2]) if first else iter(())
+            while (is_whole := next(results, None)) is not None:
+                if is_whole: yield given.popleft()
+        except RuntimeError as e:
+            if not str(e).startswith('DataLoader worker (pid'): raise
+            raise StateError('A process that decodes images has ended, perhaps because memory ran '
+                             'out. Free some memory, and train again.') from e
+        finally:
+            if self.now is given: self.now = None
 
 # %% ../../nbs/data/07_images.ipynb #50940cca
 _copy_stream = cache(torch.cuda.Stream) # of a device; one for all passes, since each keeps memory
@@ -364,41 +337,6 @@ def _copied_ahead(batches, device, at):
         if i==0 or len(ahead)>1: yield taken()
     while ahead: yield taken()
 
-# %% ../../nbs/data/07_images.ipynb #imgs0028
-class FeedDL:
-    "Takes a loader's place for a pass: the same order and transforms, from decoded images"
-    def __init__(self, dl, pool, images, then=None):
-        self.dl, self.pool, self.images, self.stages = dl, pool, images, images.stages
-        self.then = then # the images of the next pass
-        self.device = torch.device(dl.device or 'cpu')
-        self.before, self.within = batch_transforms([*dl.after_batch.fs])
-        # if bare, whoever takes the batches calls `make`, for example within a graph
-        self.is_bare, self.can_be_bare = False, bool(self.within)
-    def __len__(self): return len(self.dl)
-    def __getattr__(self, k): return getattr(self.dl, k)
-    def __reduce__(self): return noop, (self.dl,) # after an interrupted fit, a Learner still has it
-    def __iter__(self): return self.iter_marked(noop)
-    def make(self, b): return self._run(self.within, b) # the batch transforms that a graph can hold
-    def _run(self, fs, b):
-        if fs: b = tuple(o.as_subclass(t) for o,t in zip(b, self.stages.types))
-        for f in fs: b = f(b, split_idx=self.stages.split_idx)
-        return b
-
-# %% ../../nbs/data/07_images.ipynb #imgs0029
-@patch
-def iter_marked(self:FeedDL, at): # `at(event, batch)`: what a `StepTimerCallback` marks
-    "Batches, each 'fetched', 'copied' to the device, and 'delivered'"
-    self.dl.randomize()
-    self.dl.before_iter()
-    copied = _copied_ahead if self.device.type=='cuda' else _copied
-    for b in copied(self.on_host(), self.device, at):
-        b = self._run(self.before, b)
-        if not self.is_bare: b = self.make(b)
-        at('delivered')
-        yield b
-    self.dl.after_iter()
-
-# %% ../../nbs/data/07_images.ipynb #45b1389b
 def _copied(batches, device, at):
     for b in batches:
         at('fetched', b)
@@ -406,19 +344,45 @@ def _copied(batches, device, at):
         at('copied')
         yield b
 
-# %% ../../nbs/data/07_images.ipynb #imgs0129
-@patch
-def on_host(self:FeedDL):
-    order = list(self.dl.get_idxs())
-    seed = int(torch.empty((), dtype=torch.int64).random_()) # as PyTorch's loaders draw theirs
-    for room,rows in self.pool.batches(self.images, self.dl, order, seed, self.then):
-        idxs = [i for i,*_ in rows]
-        values = [torch.from_numpy(o[idxs]) for o in self.images.values]
-        own = fa_collate([o for *_,o in rows])
-        if self.device.type=='cuda':
-            room.pin()
-            values, own = ([x.pin_memory() for x in o] for o in (values, own))
-        yield self.stages.in_order(room.tensors(len(rows)), values, own)
+# %% ../../nbs/data/07_images.ipynb #imgs0028
+class FeedDL:
+    "Takes a loader's place for a pass: the same order and transforms, from decoded images"
+    def __init__(self, dl, pool, images, then=None):
+        self.dl, self.pool, self.images, self.stages = dl, pool, images, images.stages
+        self.then = then # the images of the next pass
+        self.device = torch.device(dl.device or 'cpu')
+        self.tfms, is_captured = batch_transforms([*dl.after_batch.fs])
+        # if bare, whoever takes the batches calls `make`, for example within a graph
+        self.is_bare, self.can_be_bare = False, bool(self.tfms) and is_captured
+    def __len__(self): return len(self.dl)
+    def __getattr__(self, k): return getattr(self.dl, k)
+    def __reduce__(self): return noop, (self.dl,) # after an interrupted fit, a Learner still has it
+    def __iter__(self): return self.iter_marked(noop)
+    def make(self, b): # the batch transforms
+        if self.tfms: b = tuple(o.as_subclass(t) for o,t in zip(b, self.stages.types))
+        for f in self.tfms: b = f(b, split_idx=self.stages.split_idx)
+        return b
+    def iter_marked(self, at): # `at(event, batch)`: what a `StepTimerCallback` marks
+        "Batches, each 'fetched', 'copied' to the device, and 'delivered'"
+        self.dl.randomize()
+        self.dl.before_iter()
+        copied = _copied_ahead if self.device.type=='cuda' else _copied
+        for b in copied(self.on_host(), self.device, at):
+            if not self.is_bare: b = self.make(b)
+            at('delivered')
+            yield b
+        self.dl.after_iter()
+    def on_host(self):
+        order = list(self.dl.get_idxs())
+        seed = int(torch.empty((), dtype=torch.int64).random_()) # as PyTorch's loaders draw theirs
+        for room,rows in self.pool.batches(self.images, self.dl, order, seed, self.then):
+            idxs = [i for i,*_ in rows]
+            values = [torch.from_numpy(o[idxs]) for o in self.images.values]
+            own = fa_collate([o for *_,o in rows])
+            if self.device.type=='cuda':
+                room.pin()
+                values, own = ([x.pin_memory() for x in o] for o in (values, own))
+            yield self.stages.in_order(room.tensors(len(rows)), values, own)
 
 # %% ../../nbs/data/07_images.ipynb #imgs0031
 MAX_WORKERS = 16
@@ -462,49 +426,36 @@ class FeedCallback(Callback):
         "Give the memory back, and let the workers end, after the pass that they may work for"
         self.put_back()
         self.pool = ImagePool(self.n_workers)
-
-# %% ../../nbs/data/07_images.ipynb #imgs0033
-@patch
-def take_over(self:FeedCallback, then=None): # `then`: the images of the next pass
-    dl = self.learn.dl
-    is_own = isinstance(dl, DataLoader) and any(dl.dataset is o.dataset for o in self.loaders())
-    if not is_own or self.pool.now is not None: return # workers have one pass at a time
-    try:
-        feed = FeedDL(dl, self.pool, self._images(dl), then)
-    except NotTaken as e: self.why_not = str(e)
-    except Exception as e:
-        self.why_not = f'It could not be taken over ({type(e).__name__}: {e}).'
-    else: self.learn.dl, self.n_done = feed, (self.n_done or 0)+1
-
-# %% ../../nbs/data/07_images.ipynb #942d1849
-@patch
-def _validation(self:FeedCallback): # Its images, if they can be decoded while the training ends
-    with suppress(Exception): # there are none, or this was removed from its Learner
-        images = self._images(self.loaders()[1]) # workers of the training get to know them
-        is_new = images.n_decoded<images.stages.n_items
-        return images if is_new and images.stages.knows_files else None
-
-# %% ../../nbs/data/07_images.ipynb #imgs0133
-@patch
-def _images(self:FeedCallback, dl): # of its data set, or `NotTaken`
-    check_loader(dl)
-    sets, key, stages = self.pool.sets, (id(dl.dataset), dl.dataset.split_idx), ItemStages(dl)
-    if key not in sets: # half of what is free is for all images of this machine's processes
-        share = len(dl.dataset)/sum(len(o.dataset) for o in self.loaders())/n_here()
-        sets[key] = ImageSet(key, int(share*memory_bytes()[1]/2), self.n_workers)
-    sets[key].stages = stages
-    return sets[key]
-
-# %% ../../nbs/data/07_images.ipynb #imgs0034
-@patch
-def decode_all(self:FeedCallback):
-    """Decode all images of the Learner now, before a training; a `RuntimeError` if they don't fit,
-    `NotTaken` if they are left to fastai"""
-    for dl in self.loaders():
-        images, whole = self._images(dl), copy(dl)
-        whole.drop_last = False
-        order = [*range(len(dl.dataset))]
-        n = sum(len(rows) for _,rows in self.pool.batches(images, whole, order, 0))
-        n_kept = np.count_nonzero(images.kept.table[:, 0, 0])
-        if n_kept<n: raise StateError(f'Only {n_kept} of {n} decoded images fit in half of the '
-                                      'free memory. Use fewer or smaller images.')
+    def take_over(self, then=None): # `then`: the images of the next pass
+        dl = self.learn.dl
+        is_own = isinstance(dl, DataLoader) and any(dl.dataset is o.dataset for o in self.loaders())
+        if not is_own or self.pool.now is not None: return # workers have one pass at a time
+        try:
+            feed = FeedDL(dl, self.pool, self._images(dl), then)
+        except NotTaken as e: self.why_not = str(e)
+        except Exception as e:
+            self.why_not = f'It could not be taken over ({type(e).__name__}: {e}).'
+        else: self.learn.dl, self.n_done = feed, (self.n_done or 0)+1
+    def _validation(self): # Its images, if they can be decoded while the training ends
+        with suppress(Exception): # there are none, or this was removed from its Learner
+            images = self._images(self.loaders()[1]) # workers of the training get to know them
+            is_new = images.n_decoded<images.stages.n_items
+            return images if is_new and images.stages.knows_files else None
+    def _images(self, dl): # of its data set, or `NotTaken`
+        check_loader(dl)
+        sets, key, stages = self.pool.sets, (id(dl.dataset), dl.dataset.split_idx), ItemStages(dl)
+        if key not in sets: # half of what is free is for all images of this machine's processes
+            share = len(dl.dataset)/sum(len(o.dataset) for o in self.loaders())/n_here()
+            sets[key] = ImageSet(key, int(share*memory_bytes()[1]/2), self.n_workers)
+        sets[key].stages = stages
+        return sets[key]
+    def decode_all(self):
+        "Decode all images now; a `RuntimeError` if they don't fit, `NotTaken` if they are fastai's"
+        for dl in self.loaders():
+            images, whole = self._images(dl), copy(dl)
+            whole.drop_last = False
+            order = [*range(len(dl.dataset))]
+            n = sum(len(rows) for _,rows in self.pool.batches(images, whole, order, 0))
+            n_kept = np.count_nonzero(images.kept.table[:, 0, 0])
+            if n_kept<n: raise StateError(f'Only {n_kept} of {n} decoded images fit in half of the '
+                                          'free memory. Use fewer or smaller images.')

@@ -26,7 +26,6 @@ from fastai.torch_core import TensorCategory, TensorImage, TensorImageBW
 from fastai.vision.augment import Resize, ResizeMethod
 from fastai.vision.core import PILImage, PILImageBW
 from fastai.vision.data import ImageBlock
-from fastcore.basics import patch
 
 LOADERS = ('files', 'memory', 'resident')
 
@@ -113,17 +112,14 @@ class PixelSet:
     def new_empty(self): return self.of([])
     @contextmanager
     def set_split_idx(self, i): return replacing_yield(self, 'split_idx', i) # for `learn.tta`
-
-# %% ../../nbs/data/04_loaders.ipynb #59b58cd7
-@patch
-def of(self:PixelSet, items):
-    "A set of these rows, or of images (files, arrays, PIL images) without labels"
-    if items and all(isinstance(o, (int, np.integer)) for o in items):
-        rows = torch.tensor(items, device=self.rows.device)
-        return PixelSet(self.x, self.y, rows, self.vocab)
-    x = [_decode(o, *self.x.shape[1:3]) for o in items]
-    x = torch.from_numpy(np.stack(x)) if x else self.x.new_empty((0,*self.x.shape[1:]))
-    return PixelSet(x, None, torch.arange(len(x)), self.vocab)
+    def of(self, items):
+        "A set of these rows, or of images (files, arrays, PIL images) without labels"
+        if items and all(isinstance(o, (int, np.integer)) for o in items):
+            rows = torch.tensor(items, device=self.rows.device)
+            return PixelSet(self.x, self.y, rows, self.vocab)
+        x = [_decode(o, *self.x.shape[1:3]) for o in items]
+        x = torch.from_numpy(np.stack(x)) if x else self.x.new_empty((0,*self.x.shape[1:]))
+        return PixelSet(x, None, torch.arange(len(x)), self.vocab)
 
 # %% ../../nbs/data/04_loaders.ipynb #885c7267
 class PixelDL(_ShuffledDL):
@@ -147,28 +143,21 @@ class PixelDL(_ShuffledDL):
         if dataset is not None and not isinstance(dataset, PixelSet):    # the items of `test_dl`
             dataset = self.dataset.of(list(dataset))
         return super().new(dataset, cls, **kwargs)
-
-# %% ../../nbs/data/04_loaders.ipynb #885c7269
-@patch(as_prop=True)
-def is_plain(self:PixelDL):
-    "Can `begin` and `batch` replace its iteration, as nothing else is done to a batch?"
-    own = {'get_idxs', 'shuffle_fn', 'sample', 'create_batches'} & vars(self).keys()
-    if own or self.fake_l.num_workers: return False
-    return [type(o) for o in self.after_batch.fs]==[IntToFloatTensor, Normalize]
-
-# %% ../../nbs/data/04_loaders.ipynb #63c43569
-@patch
-def begin(self:PixelDL): # Positions in the data set, on its device, in the order of an epoch
-    "The first steps of an iterator"
-    self.randomize()
-    self.before_iter()
-    torch.empty((), dtype=torch.int64).random_()       # an iterator draws its workers' seed here
-    return _ShuffledDL.get_idxs(self)
-
-@patch
-def batch(self:PixelDL, i): # (k,) positions
-    "A batch on the device"
-    return self.after_batch(self.dataset[i])
+    @property
+    def is_plain(self):
+        "Can `begin` and `batch` replace its iteration, as nothing else is done to a batch?"
+        own = {'get_idxs', 'shuffle_fn', 'sample', 'create_batches'} & vars(self).keys()
+        if own or self.fake_l.num_workers: return False
+        return [type(o) for o in self.after_batch.fs]==[IntToFloatTensor, Normalize]
+    def begin(self): # Positions in the data set, on its device, in the order of an epoch
+        "The first steps of an iterator"
+        self.randomize()
+        self.before_iter()
+        torch.empty((), dtype=torch.int64).random_() # an iterator draws its workers' seed here
+        return _ShuffledDL.get_idxs(self)
+    def batch(self, i): # (k,) positions
+        "A batch on the device"
+        return self.after_batch(self.dataset[i])
 
 # %% ../../nbs/data/04_loaders.ipynb #1e3038f7
 def _tensor_dls(images, device, where, **kwargs):

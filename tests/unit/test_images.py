@@ -623,6 +623,16 @@ def test_other_batches_and_images_need_other_rooms(files):
     feed.release()
 
 
+@pytest.mark.parametrize('get_y', [label, parent_label])
+def test_a_set_that_grows_between_fits(files, get_y):
+    learn = learner(make_dls(files, get_y=get_y, shuffle=False), feed := FeedCallback(2))
+    same_again(learn, feed)
+    for o in learn.dls.train_ds.tls: o.items.extend(files[8:11])
+    learn.dls = DataLoaders(*(o.new() for o in learn.dls.loaders))
+    same_again(learn, feed)
+    feed.release()
+
+
 def test_images_of_several_sizes(files):
     "One by one as in fastai; together they raise an error, which names the sizes"
     def without(dls):
