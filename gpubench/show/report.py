@@ -8,6 +8,7 @@ __all__ = ['as_text', 'summary_text', 'compared_text', 'machine_table', 'svg_uri
 # %% ../../nbs/show/07_report.ipynb #e7129d4b
 import base64
 import io
+import os
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -213,6 +214,8 @@ def report(
 )->Path: # Of the page
     "Write a self-contained page: what was found, tables, figures, the machines"
     df = add_labels(add_prices(read_runs(*runs), prices))
+    home = os.path.expanduser(f'~{os.sep}')
+    df['workload'] = df.workload.str.replace(home, f'~{os.sep}', regex=False) # it's on a page
     base = pick_base(df, base)
     title = title or 'gpubench: '+', '.join(df.run.unique())
     page = _render(title=title, what=_what(df), said=findings(df, base),

@@ -47,7 +47,7 @@ def quiet(learn, fit='fit', n=1):
     with learn.no_bar(), learn.no_logging(): getattr(learn, fit)(n)
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch): monkeypatch.setattr(gpubench.show.gain, 'TIMES_S', dict(cpu=(.1, .05), cuda=(.5, .3)))
+def short(monkeypatch): monkeypatch.setattr(gpubench.show.gain, 'TIMES', {k: dict(first_s=a, later_s=b) for k,a,b in (('cpu', .1, .05), ('cuda', .5, .3))})
 
 # ---- whole ones
 
@@ -154,7 +154,8 @@ def made_way(name, how, *times_s, change=noop, **kwargs): # fits of 5 epochs, wh
     return Way(name, change, how, visits=visits, **kwargs)
 
 NOW = pd.DataFrame(dict(what=['wait for data', 'forward', '  of it in LogCallback'], s=[1., 3., .4], share=[.25, .75, .1]))
-def made_gain(*ways, learn=None): return Gain([made_way('as it is', '', 4., 4.4), *ways], Twins(synth_learner), learn, 'fit', NOW, {}, dict(device='cpu', n_workers=0, n_cores=2))
+def made_gain(*ways, learn=synth_learner):
+    return Gain([made_way('as it is', '', 4., 4.4), *ways], Twins(learn), 'fit', NOW, {}, dict(device='cpu', n_workers=0, n_cores=2))
 
 def test_images_in_memory_need_neither_workers_nor_decoding(monkeypatch):
     monkeypatch.setattr('gpubench.show.gain.n_cores', lambda: 8)
@@ -184,14 +185,14 @@ def test_apply_does_what_is_said_to_bring_most():
     assert [o['part'] for o in found.apply().rows]==['images']
 
 def test_what_takes_most_of_an_epoch_is_named():
-    assert made_gain().reason().startswith('75% of an epoch is the network (3 s).')
+    assert made_gain().reason().startswith('75 % of an epoch is the network (3 s).')
     found = made_gain()
     found.now = NOW.assign(s=[4., 1., .4])
     found.costs = dict(item={'Resize': 2., 'ToTensor': 1.})
     assert 'is waiting for data, without workers (4 s; Resize takes 2 ms for each item). ' in found.reason()
     found.now = NOW.assign(s=[1., 3., 2.9], share=[.25, .75, .7])
-    assert found.reason()=='70% of an epoch goes to LogCallback.'
+    assert found.reason()=='70 % of an epoch goes to LogCallback.'
     found.now = pd.DataFrame(dict(what=['forward', 'validation'], s=[1., 3.], share=[.25, .75]))
-    assert found.reason().startswith('75% of an epoch is validation (3 s). ')
+    assert found.reason().startswith('75 % of an epoch is validation (3 s). ')
     refused = made_way('speed_up(learn)', APPLY, 4., 4.4, refused={'CUDA graph': 'A reason.'})
     assert made_gain(refused).reason().startswith('A reason. ')

@@ -143,6 +143,12 @@ def test_what_is_in_backticks_is_code(tmp_path):
     page = page_of(tmp_path, visits((64, 16), ['cuda'], optimizer_ms=9., step_ms=10.))
     assert page.all('code') and '`' not in page.text
 
+def test_a_page_does_not_name_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', '/home/somebody')
+    rows = [o | dict(dataset='/home/somebody/photos') for o in visits()]
+    text = page_of(tmp_path, rows).text
+    assert '~/photos' in text and 'somebody' not in text
+
 def test_where_the_page_goes(tmp_path):
     folder = folder_of(tmp_path/'run', visits())
     (tmp_path/'class.jsonl').write_bytes((folder/'records.jsonl').read_bytes())
