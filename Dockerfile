@@ -36,8 +36,8 @@ RUN groupadd --gid 1000 bench && useradd --uid 1000 --gid bench --create-home --
     && install -d -o bench -g bench -m 777 /cache/locks \
     && chmod 1777 /home/bench \
     && git config --system safe.directory /workspace \
-    && git config --system merge.nbdev-merge.name "notebooks, cell by cell" \
-    && git config --system merge.nbdev-merge.driver "nbdev-merge %O %A %B %P"
+    && git config --system merge.jupyternotebook.name "notebooks, cell by cell" \
+    && git config --system merge.jupyternotebook.driver "nbdev-merge %O %A %B %P"
 ENV XDG_CACHE_HOME=/cache FASTAI_HOME=/cache/fastai TORCH_HOME=/cache/torch PIP_CACHE_DIR=/cache/pip MPLCONFIGDIR=/cache/matplotlib \
     TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton \
     GPUBENCH_LOCKS=/cache/locks TMPDIR=/cache \

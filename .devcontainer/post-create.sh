@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.." || exit 0
 python -m pip install --user --quiet --no-deps --no-build-isolation --editable . || echo "The checkout could not be installed; the image's own link to it serves."
 
 # git merges notebooks cell by cell: the image's /etc/gitconfig names the driver, so the hooks end with the container
-git config --get merge.nbdev-merge.driver >/dev/null || echo "git does not know how to merge notebooks: rebuild the container."
+git config --get merge.jupyternotebook.driver >/dev/null || echo "git does not know how to merge notebooks: rebuild the container."
 
 gpubench labs --copy runs/labs || true      # a private copy of the notebooks, which git ignores
 gpubench doctor || true      # 1: limits, 2: broken. Without a GPU the labs run on the CPU

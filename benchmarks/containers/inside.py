@@ -12,7 +12,7 @@ writable = ['/workspace', '/cache', '/cache/fastai', '/cache/torch', '/cache/pip
             '/tmp', os.environ['HOME'], '/dev/shm']
 closed = ['/', '/etc', '/usr/local/bin', sysconfig.get_path('purelib')]
 programs = ['g++', 'git', 'ssh', 'ps', 'make']
-packages = ['torch', 'torchvision', 'fastai', 'fastcore', 'nbdev', 'jupyterlab', 'ipykernel', 'papermill', 'numpy', 'gpubench']
+packages = ['torch', 'torchvision', 'fastai', 'fastcore', 'nbdev', 'jupyterlab', 'ipykernel', 'papermill', 'numpy', 'gpubench-kit']
 
 
 def said(*command, **kwargs): return subprocess.run(command, capture_output=True, text=True, **kwargs)
@@ -87,7 +87,7 @@ def main():
             and all(found['write'][o] is True for o in writable)
             and all(found['write'][o] is not True for o in closed) and all(found['programs'].values())
             and found['kernels']==dict(python3='python') and found['locks']=='/cache/locks' and found['compiles']['ok']
-            and found['set_up']==dict(exit_code=0, said='local is up to date.\n') and found['server']==dict(with_token=200, without=403, other_host=403)
+            and found['set_up']==dict(exit_code=0, said='The image is up to date.\n') and found['server']==dict(with_token=200, without=403, other_host=403)
             and found['doctor']['exit_code']<2)
     print(json.dumps(found | dict(as_it_should_be=good), indent=1))
     sys.exit(not good)
