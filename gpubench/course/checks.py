@@ -315,7 +315,7 @@ def check_choice(q, answer)->Reply:
 def check_number(q, answer)->Reply:
     "Is this number close enough to a `Question`'s?"
     a, c = _number(answer), float(q.correct)
-    if any(_same(answer, o) for o in q.options): return _wrong(q, '.')
+    if any(_same(answer, o) for o in q.options): return _wrong(q, '.', lambda o: _same(answer, o))
     if a is None: return Reply(False, f"Give a number, without quotes; this is {answer!r}.")
     def is_close(b): return abs(a-b)<=q.tolerance*abs(b)
     if is_close(c): return _right(q, f'Right: {_show(c, q.unit)}.')
@@ -354,6 +354,7 @@ def _agree(a, b, tolerance):
 
 # %% ../../nbs/course/04_checks.ipynb #fn000004
 def _brief(x):
+    if inspect.isroutine(x): return x.__name__
     text = f'{x:.6g}' if isinstance(x, float) else ' '.join(repr(x).split())
     return text if len(text)<=80 else f'{text[:79]}…'
 

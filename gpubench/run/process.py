@@ -178,8 +178,9 @@ def device_locks(
                 held.enter_context(lock.acquire(timeout=0))
             except Timeout:
                 if not wait: raise StateError(
-                    f"Another measurement is running on {name}. Wait for it (wait=True, --wait), "
-                    "or use another device.") from None
+                    f"Another measurement is running on {name}, in another notebook or terminal. "
+                    "Run this again when it has ended, or let it wait (wait=True, --wait)."
+                    ) from None
                 print(f'Waiting for another measurement on {name} to end.', file=sys.stderr)
                 held.enter_context(lock.acquire())
             except OSError as e: raise StateError(

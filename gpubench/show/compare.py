@@ -50,7 +50,7 @@ def is_noisy(i:Interval)->bool:
 
 def fmt_bound(i:Interval)->str: # Of a ratio whose interval lies on one side of 1
     words, end = ('at least', i.lo) if i.lo>1 else ('at most', i.hi)
-    return f'{words} {end:.{3 if .95<end<1.05 else 2}g}' # 1.02 isn't 1
+    return f'{words} {fmt(end, digits=3 if .95<end<1.05 else 2)}' # 1.02 isn't 1
 
 # %% ../../nbs/show/04_compare.ipynb #2b9d074f
 def fmt_ratio(i:Interval)->str: # '12 (8 to 19)'

@@ -57,7 +57,7 @@ for side,o in paid.iterrows():
 assert {*paid.index}==names
 
 # %% A price for a machine that is not here is refused before anything is measured
-with planted(price_per_h=dict(tpu=3.), sweep=None), raises(ValueError, match="price_per_h names {'tpu'}"): again('todo = dict(')
+with planted(price_per_h=dict(tpu=3.), sweep=None), raises(ValueError, match="price_per_h names {'tpu'}"): again('others = dict(server)')
 
 # %% The page holds every machine
 text = page.read_text(encoding='utf-8')
