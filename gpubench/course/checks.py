@@ -237,7 +237,7 @@ _CLOSE_RATIO, _CLOSE_POINTS, _NOISY_RATIO = 1.25, 3, 4  # "very close"; ends of 
 def _how_far(g, m, unit): # a guess and a measurement
     "Is the guess close, and how far is it off?"
     if unit=='%': return abs(g-m)<=_CLOSE_POINTS, f'{abs(g-m):.3g} points'
-    if g<=0 or m<=0: return g==m, 'more than any factor'
+    if g<=0 or m<=0: return g==m, f'{abs(g-m):.3g}'        # no factor leads to 0
     return max(g, m)/min(g, m)<=_CLOSE_RATIO, f'a factor of {max(g, m)/min(g, m):.3g}'
 
 # %% ../../nbs/course/04_checks.ipynb #a0519a6b
@@ -316,7 +316,8 @@ def check_number(q, answer)->Reply:
     "Is this number close enough to a `Question`'s?"
     a, c = _number(answer), float(q.correct)
     if any(_same(answer, o) for o in q.options): return _wrong(q, '.')
-    if a is None: return Reply(False, f"Give a number, without quotes; this is {answer!r}.")
+    if a is None: return Reply(
+        False, f"Give one number, without quotes or commas; this is {answer!r}.")
     def is_close(b): return abs(a-b)<=q.tolerance*abs(b)
     if is_close(c): return _right(q, f'Right: {_show(c, q.unit)}.')
     side = 'large' if a>c else 'small'
