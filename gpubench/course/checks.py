@@ -229,7 +229,9 @@ def _number(x):
     except (TypeError, ValueError, RuntimeError, OverflowError): return None  # several, or huge
     return x if isfinite(x) else None
 
-def _show(x, unit): return f'{x:{",.0f" if x.is_integer() else ".3g"}} {unit}'.rstrip()
+def _show(x, unit): # 3 digits, but never 3.73e+03
+    is_long = x.is_integer() or abs(x)>=999.5
+    return f'{x:{",.0f" if is_long else ".3g"}} {unit}'.rstrip()
 
 # %% ../../nbs/course/04_checks.ipynb #d2f27531
 _CLOSE_RATIO, _CLOSE_POINTS, _NOISY_RATIO = 1.25, 3, 4  # "very close"; ends of a useless interval
@@ -356,6 +358,7 @@ def _agree(a, b, tolerance):
 # %% ../../nbs/course/04_checks.ipynb #fn000004
 def _brief(x):
     text = f'{x:.6g}' if isinstance(x, float) else ' '.join(repr(x).split())
+    if inspect.isroutine(x): text = x.__name__           # a function or method
     return text if len(text)<=80 else f'{text[:79]}…'
 
 def _error_text(f, e):
