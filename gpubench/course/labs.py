@@ -12,6 +12,7 @@ __all__ = ['EVERY_DEVICE', 'ONE_DEVICE', 'Parameter', 'Lab', 'read_notebook', 'r
 import ast
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -306,6 +307,7 @@ class Outcome:
 def run_job(job:Job, folder, timeout_s=3600, progress=False)->Outcome:
     "Execute a lab once; a failure is an outcome, and its notebook is there as far as it got"
     import papermill
+    logging.getLogger('papermill').setLevel(logging.ERROR)  # 'unknown parameter': an `int | None`
     target, error = Path(folder)/job.notebook, ''
     def literal(path): return str(path).replace('{', '{{').replace('}', '}}')  # it formats paths
     try:
