@@ -229,7 +229,9 @@ def _number(x):
     except (TypeError, ValueError, RuntimeError, OverflowError): return None  # several, or huge
     return x if isfinite(x) else None
 
-def _show(x, unit): return f'{x:{",.0f" if x.is_integer() else ".3g"}} {unit}'.rstrip()
+def _show(x, unit): # 3 digits, but never 3.73e+03
+    is_long = x.is_integer() or abs(x)>=999.5
+    return f'{x:{",.0f" if is_long else ".3g"}} {unit}'.rstrip()
 
 # %% ../../nbs/course/04_checks.ipynb #d2f27531
 _CLOSE_RATIO, _CLOSE_POINTS, _NOISY_RATIO = 1.25, 3, 4  # "very close"; ends of a useless interval
@@ -237,7 +239,7 @@ _CLOSE_RATIO, _CLOSE_POINTS, _NOISY_RATIO = 1.25, 3, 4  # "very close"; ends of 
 def _how_far(g, m, unit): # a guess and a measurement
     "Is the guess close, and how far is it off?"
     if unit=='%': return abs(g-m)<=_CLOSE_POINTS, f'{abs(g-m):.3g} points'
-    if g<=0 or m<=0: return g==m, 'more than any factor'
+    if g<=0 or m<=0: return g==m, f'{abs(g-m):.3g}'        # no factor leads to 0
     return max(g, m)/min(g, m)<=_CLOSE_RATIO, f'a factor of {max(g, m)/min(g, m):.3g}'
 
 # %% ../../nbs/course/04_checks.ipynb #a0519a6b
@@ -316,7 +318,8 @@ def check_number(q, answer)->Reply:
     "Is this number close enough to a `Question`'s?"
     a, c = _number(answer), float(q.correct)
     if any(_same(answer, o) for o in q.options): return _wrong(q, '.', lambda o: _same(answer, o))
-    if a is None: return Reply(False, f"Give a number, without quotes; this is {answer!r}.")
+    if a is None: return Reply(
+        False, f"Give one number, without quotes or commas; this is {answer!r}.")
     def is_close(b): return abs(a-b)<=q.tolerance*abs(b)
     if is_close(c): return _right(q, f'Right: {_show(c, q.unit)}.')
     side = 'large' if a>c else 'small'
@@ -356,6 +359,7 @@ def _agree(a, b, tolerance):
 def _brief(x):
     if inspect.isroutine(x): return x.__name__
     text = f'{x:.6g}' if isinstance(x, float) else ' '.join(repr(x).split())
+    if inspect.isroutine(x): text = x.__name__           # a function or method
     return text if len(text)<=80 else f'{text[:79]}…'
 
 def _error_text(f, e):

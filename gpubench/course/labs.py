@@ -12,6 +12,8 @@ __all__ = ['EVERY_DEVICE', 'ONE_DEVICE', 'Parameter', 'Lab', 'read_notebook', 'r
 import ast
 import hashlib
 import json
+import logging
+import math
 import os
 import re
 import subprocess
@@ -27,8 +29,9 @@ import nbformat
 import yaml
 from pydantic import TypeAdapter
 
-from ..ground.core import (
-    InputError, StateError, check_value, describe_machine, find_devices, one_of, pick_device)
+from gpubench.ground.core import (
+    InputError, StateError, check_value, describe_machine, find_devices, is_number, one_of,
+    pick_device)
 from ..ground.record import Settings
 from ..run.process import HELD, device_locks
 
@@ -132,17 +135,35 @@ def fit(name, value, kind):
                          ) from None
 
 # %% ../../nbs/course/01_labs.ipynb #b01caa69
+_FIELD = dict(models='model', larger='model', batch_sizes='bs', large_bs='bs', rates='lr')
+
+def _check_one(name, value):
+    "A `ValueError` for one value of a parameter that makes no sense"
+    from gpubench.data.sets import find_folder, is_path
+    from gpubench.run.trial import Trial, check_measure
+    field = _FIELD.get(name, name)
+    if name=='dataset' and is_path(value): find_folder(value)
+    if name=='photos': check_value(name, value, Path(value).expanduser().is_dir(), 'a folder')
+    elif field in {o.name for o in fields(Settings)}: Trial(**{field: value})
+    elif field in ('half_width', 'max_s'): check_measure(**{field: value})
+    elif is_number(value): check_value(
+        name, value, 0<value<math.inf or (name, value)==('n_seeds', 0), 'a number above 0')
+
 def check_values(values:dict): # Name → value; a lab passes its `globals()`
-    "A `ValueError` for a value that isn't of its annotated type, or that a `Trial` refuses"
-    from gpubench.run.trial import Trial
+    "A `ValueError` for a value that isn't of its annotated type, or that makes no sense"
     kinds = values.get('__annotations__', {})
     for name,kind in kinds.items():
         if fit(name, values[name], kind)!=values[name]: raise InputError(
             f"Parameter {name} is {values[name]!r}, which isn't {type_text(kind)}.")
-    for name in {o.name for o in fields(Settings)} & {*(kinds or values)}:
-        given = values[name] if isinstance(values[name], list) else [values[name]]
-        for o in given:
-            if o not in (None, ''): Trial(**{name: o})
+    for name in kinds or values:
+        given = values[name] if isinstance(values[name], (list, dict)) else [values[name]]
+        check_value(name, given, given or name not in _FIELD, 'at least one value')
+        for o in given.values() if isinstance(given, dict) else given:
+            try:
+                if o not in (None, ''): _check_one(name, o)
+            except InputError as e:
+                raise InputError(f"{name}: {e}" if name in _FIELD else str(e)) from None
+
 
 # %% ../../nbs/course/01_labs.ipynb #b19e7c0c
 def spread_parameters(values:dict, labs)->dict: # Lab's name → its parameters
@@ -286,6 +307,7 @@ class Outcome:
 def run_job(job:Job, folder, timeout_s=3600, progress=False)->Outcome:
     "Execute a lab once; a failure is an outcome, and its notebook is there as far as it got"
     import papermill
+    logging.getLogger('papermill').setLevel(logging.ERROR)  # 'unknown parameter': an `int | None`
     target, error = Path(folder)/job.notebook, ''
     def literal(path): return str(path).replace('{', '{{').replace('}', '}}')  # it formats paths
     try:

@@ -204,9 +204,10 @@ def get_dls(
     _check_knobs(bs, loader, n_workers, pin_memory, device, seed)
     images = get_images(dataset, size, n_channels, max_images, labels)
     n = len(images.split()[0])
+    more = 'more max_images' if max_images else 'a larger data set'
     if bs>n: raise InputError(
         f"Batch size {bs} is larger than the {n} training images of '{images.name}', so no step "
-        f"would run. Use bs={n} or less, or a larger data set.")
+        f"would run. Use bs={n} or less, or {more}.")
     kwargs = dict(bs=int(bs), num_workers=int(n_workers), pin_memory=pin_memory)
     if loader=='files': dls = _file_dls(images, device, **kwargs)
     else: dls = _tensor_dls(images, device, device if loader=='resident' else 'cpu', **kwargs)

@@ -59,7 +59,7 @@ assert energy(fit)[0]==approx(fit['power_mean_w']/fit['images_per_s'], rel=.05)
 had, lab.theirs = lab.theirs, []
 try:
     assert again('one, many = lab.of_gpu').text.startswith('No guess yet')
-    assert list(table(['one_row', 'nothing'], 'gpu_util_mean_frac', 'cpu_mean_frac'))==['cpu_mean_frac']
+    assert list(table(['one_row', 'nothing'], ['gpu_util_mean_frac', 'cpu_mean_frac']))==['cpu_mean_frac']
 finally: lab.theirs = had
 
 # %% The trace of a CPU: its operations
