@@ -53,8 +53,8 @@ def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`
     "Train a copy for some steps; what can't be copied isn't warmed up"
     start_s, cb = perf_counter(), _WarmUpCallback()
     try:
-        with Twins(learn).one() as new:
-            new.remove_cbs(own_callbacks(new)).add_cb(cb)
+        with Twins(learn, without=own_callbacks(learn)).one() as new:
+            new.add_cb(cb)
             new.metrics = []
             train(new, 'fit' if callable(fit) else fit, 1)
     except Exception: pass # of the user's code; if it matters, the training meets it
@@ -63,7 +63,7 @@ def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`
 # %% ../../nbs/run/04_learner.ipynb #3f8b62ce
 class _FitCallback(WatchFitCallback):
     "Observes also what each epoch of the last fit learned, and at which rates"
-    graph_safe, epochs = 'counts', () # dicts; none before the first fit
+    order, graph_safe, epochs = 59, 'counts', () # dicts; none before the first fit
     @property
     def is_fit(self): return not self.learn.lock.locked()
     def before_fit(self):

@@ -55,7 +55,6 @@ def is_of_speed_up(o): # A callback, or what one has put into a Learner
     return is_ours and not isinstance(o, Recorder) # which is copied as fastai's
 
 def _is_logger(o): return isinstance(o, _WITHOUT) or type(o).__module__ in _SERVICES
-def _is_left_out(o): return _is_logger(o) or is_of_speed_up(o) # which is done anew
 
 # %% ../../nbs/run/03_twins.ipynb #1b576601
 def _copy_tensor(o, memo, own=torch.Tensor.__deepcopy__):
@@ -73,18 +72,22 @@ def _copy_loaders(dls, memo): # The copied `DataLoaders`
 
 # %% ../../nbs/run/03_twins.ipynb #072bad92
 @_copies_tensors
-def copy_training(learn:Learner)->Learner:
+def copy_training(
+    learn:Learner, # As it is before a fit
+    without=(),    # Callbacks that the copy does without
+)->Learner:
     """A copy of a training that trains alike, without its loggers, bars and trackers
 
     If any part of `speed_up` is on, the copy gets all of it."""
+    def is_left_out(o): return _is_logger(o) or is_of_speed_up(o) or any(o is cb for cb in without)
     new = Learner.__new__(type(learn))
     new.__setstate__({})                            # it has a lock
     memo = {id(learn): new, id(learn.logger): noop}
     for name in sorted(vars(learn), key='cbs'.__eq__): # at last: each has a name, for the error
         value = vars(learn)[name]
-        if name in _REMAINS or name!='opt' and _is_left_out(value): continue
+        if name in _REMAINS or name!='opt' and is_left_out(value): continue
         try:
-            if name=='cbs': value = value.filter(_is_left_out, negate=True)
+            if name=='cbs': value = value.filter(is_left_out, negate=True)
             new_of = _copy_loaders if name=='dls' else copy.deepcopy
             setattr(new, name, new_of(value, memo))
         except torch.OutOfMemoryError: raise
@@ -101,17 +104,17 @@ def copy_training(learn:Learner)->Learner:
 # %% ../../nbs/run/03_twins.ipynb #twin1024
 class Twins:
     "Copies a Learner, or calls a function for new ones, with one folder for what they save"
-    def __init__(self, source:Learner|Callable):
+    def __init__(self, source:Learner|Callable, without=()): # Callbacks that copies do without
         if not isinstance(source, Learner):
             try: signature(source).bind()
             except TypeError as e: raise InputError(
                 f"learn is {source!r}, but it has to be a fastai `Learner`, or a function without "
                 f"arguments that returns a new one ({e}).") from e
-        self.source = source
+        self.source, self.without = source, without
         self.folder = TemporaryDirectory(prefix='gpubench-', ignore_cleanup_errors=True)
     def new(self)->Learner:
         "Without a logger, a bar and trackers"
-        if isinstance(self.source, Learner): twin = copy_training(self.source)
+        if isinstance(self.source, Learner): twin = copy_training(self.source, self.without)
         else:
             twin = self.source()
             check_value('learn()', twin, isinstance(twin, Learner), 'a new fastai `Learner`')
