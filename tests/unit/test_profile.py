@@ -141,7 +141,7 @@ def slow_loader():
 
 @needs_gpu
 @pytest.mark.parametrize('make,what', [
-    (lambda: on_gpu(Products(1), cbs=[SleepCallback('after_batch', .02)]), 'SleepCallback'), (slow_loader, 'wait'),
+    (lambda: on_gpu(Products(1), cbs=[SleepCallback('after_batch', .1)]), 'SleepCallback'), (slow_loader, 'wait'),
     (lambda: on_gpu(Tiny()), 'forward'), (lambda: on_gpu(Products(60, 8192)), 'device busy')], ids=['callback', 'loader', 'launches', 'busy'])
 def test_what_limits_a_gpu_comes_first(make, what):
     df = checked(quiet(profile_steps, make()))
