@@ -31,15 +31,15 @@ def _move(p, memory_format):
 class ChannelsLastCallback(JoiningCallback):
     """Keeps the weights of convolutions in channels_last, where the network runs so
 
-    It decides after everybody's callbacks, before a fit's first forward pass. `n_done` counts
-    batches that the last fit trained so, and `why_not` is the reason against it. Dropout between
-    convolutions draws another mask."""
+    It decides after everybody's callbacks, before a fit's first forward pass, and again after a
+    stranger's turn. `n_done` counts batches that the last fit trained so, and `why_not` is the
+    reason against it. Dropout between convolutions draws another mask."""
     order, graph_safe = 1e9, 'counts'
-    n_done, why_not, is_decided, moved = None, '', False, ()
+    n_done, why_not, is_decided, tried, moved = None, '', False, None, ()
     def leave(self): self.move_back()
-    def before_fit(self): self.is_decided = False
+    def before_fit(self): self.is_decided, self.tried = False, None
     def before_train(self):
-        if strangers(self.learn, EPOCH_EVENTS): self.is_decided = False
+        if strangers(self.learn, EPOCH_EVENTS): self.before_fit()
     before_validate = before_train
     def before_batch(self):
         if not (self.training or self.moved): return
@@ -62,15 +62,18 @@ class ChannelsLastCallback(JoiningCallback):
 # %% ../../nbs/step/04_layout.ipynb #b7410b66
 @patch
 def decide(self:ChannelsLastCallback):
-    self.is_decided, learn = True, self.learn
+    learn, network = self.learn, [*self.model.modules()]
+    self.is_decided = not strangers(learn)
+    if network!=self.tried: self.tried, self.refused = network, None
     own = [o for o in own_methods(learn) if o in ('one_batch', '_do_one_batch')]
     if isinstance(self.model, DistributedDataParallel):
         self.why_not = 'DDP has arranged the gradients already.'
     elif own: self.why_not = f'The Learner has its own {own[0]}.'
     elif is_watched(self.model): self.why_not = 'A hook watches the network.'
     else:
-        self.move()
-        self.why_not = self.try_batch()
+        if not self.refused: self.move()
+        if self.refused is None: self.refused = self.try_batch()
+        self.why_not = self.refused
     if self.why_not: self.move_back()
 
 # %% ../../nbs/step/04_layout.ipynb #fc66a2b1

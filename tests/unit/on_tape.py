@@ -31,9 +31,10 @@ def compiler(request, monkeypatch):
     monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend='aot_eager'))
 
 
-def step_as_captured(opt):
+def step_as_captured(opt, recipe=None): # Was it done? `step_in_lists` says so, too
     plan = opt.plan()
     optim.Update(plan, [p.grad for p in plan.params]).step()
+    return True
 
 class FuseCallback(Callback):
     "The eager side: the same optimizer and the same arithmetic, without a graph"

@@ -123,7 +123,7 @@ def test_a_try_leaves_the_batch_of_a_network_that_changes_its_input(change):
 
 def swap_for_view(cb): cb.model[6] = View()
 @pytest.mark.parametrize('event, when', [('before_epoch', lambda cb: cb.epoch==1), ('before_train', lambda cb: cb.epoch==1),
-    ('before_validate', lambda cb: True)])
+    ('before_batch', lambda cb: cb.iter==2), ('after_batch', lambda cb: cb.training and cb.iter==1), ('before_validate', lambda cb: True)])
 def test_a_layer_that_is_exchanged_for_a_view_trains_as_stock(event, when):
     def model(): return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Identity(), nn.Identity(), nn.Identity(), nn.Flatten(),
                                       nn.Linear(256, 10))
@@ -132,13 +132,14 @@ def test_a_layer_that_is_exchanged_for_a_view_trains_as_stock(event, when):
     assert_close(stock, fast)
     assert 'view' in rows(done).why.iloc[0] and all(p.is_contiguous() for p in fast.model.parameters())
 
-def test_a_hook_that_comes_between_epochs_sees_a_stock_pass():
+@pytest.mark.parametrize('event', ['before_train', 'after_batch', 'before_batch'])
+def test_a_hook_that_comes_later_sees_a_stock_pass(event):
     def go(change):
         found = []
         def hook(m, x, out): found.append((out.stride(), out.shape))
         def add(cb):
             if cb.epoch==1 and not cb.model[1]._forward_hooks: cb.model[1].register_forward_hook(hook)
-        learn, done = fitted(change, cbs=[At('before_train', add)])
+        learn, done = fitted(change, cbs=[At(event, add)])
         return learn, done, found
     (stock, _, a), (fast, done, b) = go(None), go(in_channels_last)
     assert_close(stock, fast)

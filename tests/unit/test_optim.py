@@ -12,6 +12,7 @@ from fastai.optimizer import (SGD, Adam, OptimWrapper, Optimizer, RAdam, adam_st
                               momentum_step, ranger, sgd_step, step_stat, weight_decay)
 from fastai.torch_core import params, set_seed
 from fastcore.foundation import L
+from on_tape import step_as_captured
 from torch import nn
 
 from gpubench.step import optim
@@ -62,11 +63,6 @@ def steps(make, act=lambda i, opt: opt, n=32):
         opt.step()
         opt.zero_grad()
     return ps, opt
-
-def step_as_captured(opt, recipe):
-    plan = opt.plan()
-    optim.Update(plan, [p.grad for p in plan.params]).step()
-    return True
 
 @pytest.fixture(params=['alone', 'as captured'])
 def ways(request, monkeypatch):
