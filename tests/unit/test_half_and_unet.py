@@ -14,6 +14,7 @@ from fastai.torch_core import TensorImage, TensorMask, set_seed
 from fastai.vision.models.unet import DynamicUnet
 from gpubench.step import graphed
 from gpubench.step.capture import TapeCapture
+from gpubench.step.layout import ChannelsLastCallback
 from gpubench.step.fast import GraphedStepCallback, defer
 from gpubench.data.loaders import get_dls
 from on_tape import FuseCallback, autocast  # noqa: F401 (a fixture)
@@ -109,6 +110,12 @@ def test_a_u_net_is_captured_with_its_own_hooks(device):
     assert b.graphed_step.why_not=='' and b.graphed_step.n_done==6
     for x,y in zip(a.model.parameters(), b.model.parameters()): torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(torch.stack([*a.recorder.losses]), torch.stack([*b.recorder.losses]), rtol=1e-4, atol=1e-6)
+
+def test_an_activation_of_a_u_nets_last_step_is_no_obstacle_to_channels_last():
+    learn = unet('captured', 'cpu', [ChannelsLastCallback()])
+    learn.lr_find(num_it=20, show_plot=False)                   # which validates nothing at its end
+    learn.fit(1, 1e-3)
+    assert (learn.channels_last.why_not, learn.channels_last.n_done)==('', 5)
 
 @pytest.mark.parametrize('hook', [
     lambda model: hook_outputs([model.layers[0]]), lambda model: model.layers[0].register_forward_hook(lambda *args: None)], ids=['fastai', 'torch'])

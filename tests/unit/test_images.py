@@ -372,6 +372,13 @@ def do_new_dls(learn):
     learn.fit(1)
 
 
+def do_grow(learn):
+    learn.fit(1)
+    for o in learn.dls.train_ds.tls: o.items.extend(learn.files[8:11])
+    learn.dls = DataLoaders(*(o.new() for o in learn.dls.loaders))
+    learn.fit(1)
+
+
 def do_change_tfms(learn):
     learn.fit(1)
     for dl in learn.dls.loaders: dl.after_item.resize.size = (10, 6)
@@ -398,7 +405,7 @@ def do_predict_in_a_callback(learn):
     return out
 
 
-OPERATIONS = [do_fits, do_preds, do_tta, do_predict, do_lr_find, do_new_dls, do_change_tfms, do_interrupted, do_predict_in_a_callback]
+OPERATIONS = [do_fits, do_preds, do_tta, do_predict, do_lr_find, do_new_dls, do_grow, do_change_tfms, do_interrupted, do_predict_in_a_callback]
 @pytest.mark.parametrize('f', OPERATIONS, ids=lambda o: o.__name__)
 def test_operations(files, tmp_path, f):
     "What a Learner does and returns, and the draws after it, are those of stock fastai"
@@ -619,16 +626,6 @@ def test_other_batches_and_images_need_other_rooms(files):
         learn.dls = DataLoaders(*(o.new(bs=bs) for o in learn.dls.loaders))
         same_again(learn, feed)
     for dl in learn.dls.loaders: dl.after_item.resize.size = (4*SIZE, 4*SIZE)
-    same_again(learn, feed)
-    feed.release()
-
-
-@pytest.mark.parametrize('get_y', [label, parent_label])
-def test_a_set_that_grows_between_fits(files, get_y):
-    learn = learner(make_dls(files, get_y=get_y, shuffle=False), feed := FeedCallback(2))
-    same_again(learn, feed)
-    for o in learn.dls.train_ds.tls: o.items.extend(files[8:11])
-    learn.dls = DataLoaders(*(o.new() for o in learn.dls.loaders))
     same_again(learn, feed)
     feed.release()
 

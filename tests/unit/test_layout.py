@@ -189,20 +189,6 @@ def test_callbacks_see_what_they_see_in_a_stock_training(change):
     assert a==b and len(a)>8 and rows(done).on.iloc[0]
     assert_close(stock, fast)
 
-class Crossed(nn.Module):
-    "Keeps an activation by a hook of its own, as a U-Net does"
-    def __init__(self):
-        super().__init__()
-        self.down, self.up, self.head = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1), nn.Linear(4, 10)
-        self.hook = hook_output(self.down, detach=False)
-    def forward(self, x): return self.head((self.up(self.down(x))+self.hook.stored).mean((2, 3)))
-def test_an_activation_of_the_last_training_step_is_no_obstacle():
-    learn = learner(model=Crossed)
-    done = speed_up(learn)
-    learn.lr_find(num_it=20, show_plot=False)                  # which validates nothing at its end
-    learn.fit(1)
-    assert '4 times' in rows(done).why['channels_last']
-
 def test_mixup_trains_in_layouts():
     def go(change):
         np.random.seed(0)

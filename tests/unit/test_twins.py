@@ -214,25 +214,16 @@ def test_twins_save_into_a_folder_that_goes_with_them(tmp_path):
         del make
         assert not twin.path.exists()
 
-def test_a_loss_that_names_the_network_leaves_its_gradients():
-    "As in a notebook, whose functions find its variables; twins share them"
-    model = net()
-    learn = learner(model, loss_func=lambda pred, y: F.cross_entropy(pred, y)+penalty_of(globals()['named']))
-    globals()['named'] = model
-    fit(learn)
-    grads = [(o.grad, o.grad.clone()) for o in model.parameters()]
-    with Twins(learn).one() as twin: twin.fit(1)
-    assert all(p.grad is grad and p.grad.equal(was) for p,(grad,was) in zip(model.parameters(), grads))
-
-def test_a_function_that_holds_the_network_leaves_it_as_it_was():
+def test_functions_that_hold_the_network_leave_it_as_it_was():
     "Twins share functions, with what these hold"
     model = net()
     forward = model.forward
     model.forward = lambda x: forward(x)*2
-    learn = fit(learner(model))
-    before = state(learn)
+    learn = fit(learner(model, loss_func=lambda pred, y: F.cross_entropy(pred, y)+penalty_of(model)))
+    before, grads = state(learn), [(o.grad, o.grad.clone()) for o in model.parameters()]
     with Twins(learn).one() as twin: fit(twin)
     assert equal(state(learn), before)
+    assert all(p.grad is grad and p.grad.equal(was) for p,(grad,was) in zip(model.parameters(), grads))
 
 def test_a_function_that_takes_arguments_is_refused():
     with pytest.raises(ValueError, match="function without arguments .*missing a required argument: 'seed'"): Twins(lambda seed: learner())
