@@ -318,8 +318,9 @@ def check_number(q, answer)->Reply:
     "Is this number close enough to a `Question`'s?"
     a, c = _number(answer), float(q.correct)
     if any(_same(answer, o) for o in q.options): return _wrong(q, '.', lambda o: _same(answer, o))
+    words = ''.join(f', or {o!r}' for o in q.options if isinstance(o, str))
     if a is None: return Reply(
-        False, f"Give one number, without quotes or commas; this is {answer!r}.")
+        False, f"Give one number, without quotes or commas{words}; this is {answer!r}.")
     def is_close(b): return abs(a-b)<=q.tolerance*abs(b)
     if is_close(c): return _right(q, f'Right: {_show(c, q.unit)}.')
     side = 'large' if a>c else 'small'

@@ -297,8 +297,9 @@ class Clocks:
         rows['validation'] = valid_s
         n_seen = sum(o.n_seen for times in seen for o in times.train+times.valid)
         n_batches = sum(o[-1].n_batches for o in (fit.train, fit.valid) if o)
+        pace = 1e3*batches_s/last.n_batches/ms.step_ms  # that epoch's, of all that were seen
         for cb,_,start,end in self.turns:
-            if cb in self.own: rows[OF_IT+type(cb).__name__] += n_batches/n_seen*(end-start)
+            if cb in self.own: rows[OF_IT+type(cb).__name__] += pace*n_batches/n_seen*(end-start)
         return pd.DataFrame([dict(what=k, s=v, share=v/(train_s+valid_s)) for k,v in rows.items()])
 
 # %% ../../nbs/show/10_gain.ipynb #6d9e8ee7
