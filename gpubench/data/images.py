@@ -352,13 +352,13 @@ class FeedDL:
         self.then = then # the images of the next pass
         self.device = torch.device(dl.device or 'cpu')
         self.tfms, is_captured = batch_transforms([*dl.after_batch.fs])
-        # if bare, whoever takes the batches calls `make`, for example within a graph
+        # if bare, whoever takes the batches calls `transform`, for example within a graph
         self.is_bare, self.can_be_bare = False, bool(self.tfms) and is_captured
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
     def __reduce__(self): return noop, (self.dl,) # after an interrupted fit, a Learner still has it
     def __iter__(self): return self.iter_marked(noop)
-    def make(self, b): # the batch transforms
+    def transform(self, b): # by the batch transforms
         if self.tfms: b = tuple(o.as_subclass(t) for o,t in zip(b, self.stages.types))
         for f in self.tfms: b = f(b, split_idx=self.stages.split_idx)
         return b
@@ -368,7 +368,7 @@ class FeedDL:
         self.dl.before_iter()
         copied = _copied_ahead if self.device.type=='cuda' else _copied
         for b in copied(self.on_host(), self.device, at):
-            if not self.is_bare: b = self.make(b)
+            if not self.is_bare: b = self.transform(b)
             at('delivered')
             yield b
         self.dl.after_iter()

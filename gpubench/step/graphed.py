@@ -88,7 +88,7 @@ class GraphedStepCallback(FusedStepCallback):
     order, graph_safe = TrainEvalCallback.order+1, 'counts'
     n_replays, n_done = 0, None                  # ever; in the last fit
     is_new_fit = has_warned = False              # `has_warned`: of many shapes
-    makes = True                                 # may batch transforms be a part of the graph?
+    may_transform = True                         # may batch transforms be a part of the graph?
     company = None                               # of this epoch; None: its steps are eager
     current = rows = None                        # the `Step` whose replays go on; `Gathered`
     def __init__(self,
@@ -134,7 +134,7 @@ class GraphedStepCallback(FusedStepCallback):
 @patch
 def begin_fit(self:GraphedStepCallback):
     self.is_new_fit = self.has_warned = False
-    self.makes, self.n_done = True, 0
+    self.may_transform, self.n_done = True, 0
     FusedStepCallback.before_fit(self)
     is_scaled = any(o.scaler for o in self.steps.values())     # by a scaler of one fit
     if not self.alone or is_scaled or len(self.steps)>=MAX_SHAPES: self.forget()
@@ -174,9 +174,9 @@ def _one_batch(self:GraphedStepCallback):
         return self.step_hook.inner()
     if cast := company.parts.get(MixedPrecision): cast.after_loss()      # leaves its autocast
     last = is_last(company.parts.get(GradientAccumulation), find_bs(learn.yb))
-    learn.pred, learn.loss, made = self.train(step, last)
+    learn.pred, learn.loss, changed = self.train(step, last)
     if last: self.note(step)
-    if made: learn.xb, learn.yb = made               # for metrics, and for callbacks at its end
+    if changed: learn.xb, learn.yb = changed         # for metrics, and for callbacks at its end
     learn.loss_grad = learn.loss
     for o in of_kind(learn.cbs, MonitorCallback): o('after_backward')   # it counts what was trained
     if not last: raise CancelBatchException()
@@ -274,8 +274,8 @@ def record(self:GraphedStepCallback, step, is_last):
     except Exception as e: why = why_failed(e)
     if why := _any_rank(why, step):
         step.recordings.clear()
-        if not step.input.fed: return self.give_up(why)
-        self.makes = self.learn.dl.is_bare = False             # try again with batches made before
+        if not step.input.feed_dl: return self.give_up(why)
+        self.may_transform = self.learn.dl.is_bare = False     # try again, transformed before it
 
 # %% ../../nbs/step/09_graphed.ipynb #tryout01
 @patch
@@ -307,8 +307,8 @@ def _all_batches(self:GraphedStepCallback):
     if not (learn.training and self.company): return self.epoch_hook.inner()
     dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl     # a timer's, for its loader
     if gathers(learn, dl, self.company): return self.train_rows(dl)
-    has_guests = guests(learn, [*BATCH_EVENTS, *EPOCH_EVENTS])
-    if isinstance(dl, FeedDL) and self.makes and not has_guests: dl.is_bare = dl.can_be_bare
+    if isinstance(dl, FeedDL) and not guests(learn, [*BATCH_EVENTS, *EPOCH_EVENTS]):
+        dl.is_bare = self.may_transform and dl.can_be_bare
     self.epoch_hook.inner()
 
 def gathers(learn, dl, company):
@@ -322,7 +322,7 @@ def gathers(learn, dl, company):
 # %% ../../nbs/step/09_graphed.ipynb #080f0d19
 class Gathered:
     "A graph gathers the batch `at` by the order of an epoch of a resident loader"
-    fed = None
+    feed_dl = None
     def __init__(self, dl): # A `PixelDL`
         self.dl, self.key = dl, rows_key(dl)
         self.n = len(dl.dataset)//dl.bs              # of the longest epoch
