@@ -255,13 +255,13 @@ def search_kernels(is_on):
 
 # %% ../../nbs/step/02_capture.ipynb #4408968f
 def with_batch_tfms(dl, xb, yb):
-    "What a `FeedDL` makes of a batch that its batch transforms haven't seen yet; None: it's ready"
+    "A bare batch after the batch transforms of its loader `dl`; None: it isn't bare"
     if dl is None: return xb, yb
     b = tuple(map(_plain, dl.transform((*xb, *yb))))
     return b[:len(xb)], b[len(xb):]
 
 def bare_loader(learn): # or None
-    "The `FeedDL` of a Learner, if it leaves batch transforms to the step"
+    "The `FeedDL` of a Learner, if its batches are bare: it leaves batch transforms to the step"
     return learn.dl if isinstance(learn.dl, FeedDL) and learn.dl.is_bare else None
 
 def network_batch(learn):
