@@ -254,28 +254,29 @@ def search_kernels(is_on):
     finally: cudnn.benchmark, cudnn.benchmark_limit = before
 
 # %% ../../nbs/step/02_capture.ipynb #4408968f
-def make_batch(dl, xb, yb):
-    "What a `FeedDL` makes of a batch that its batch transforms haven't seen yet; None: it's ready"
+def with_batch_tfms(dl, xb, yb):
+    "A bare batch after the batch transforms of its loader `dl`; None: it isn't bare"
     if dl is None: return xb, yb
-    b = tuple(map(_plain, dl.make((*xb, *yb))))
+    b = tuple(map(_plain, dl.transform((*xb, *yb))))
     return b[:len(xb)], b[len(xb):]
 
 def bare_loader(learn): # or None
-    "The `FeedDL` of a Learner, if it leaves batch transforms to the step"
+    "The `FeedDL` of a Learner, if its batches are bare: it leaves batch transforms to the step"
     return learn.dl if isinstance(learn.dl, FeedDL) and learn.dl.is_bare else None
 
 def network_batch(learn):
     "Before a step: the Learner's batch as its network gets it, also where the step transforms it"
-    return make_batch(bare_loader(learn), learn.xb, learn.yb)
+    return with_batch_tfms(bare_loader(learn), learn.xb, learn.yb)
 
 # %% ../../nbs/step/02_capture.ipynb #44961cba
 class Copied:
-    "A graph's own copy of a batch, to which it does the batch transforms of `fed`, a `FeedDL`"
+    "A graph's own copy of a batch, to which it does the batch transforms of a `FeedDL`"
     n = 1                                              # rows of the update's tables
-    def __init__(self, xb, yb, fed=None):
+    def __init__(self, xb, yb, feed_dl=None):
         self.xb, self.yb = (tuple(o.detach().clone() for o in b) for b in (xb, yb))
-        self.fed, self.at = fed, torch.zeros(1, dtype=torch.int64, device=yb[0].device)
-    def batch(self): return make_batch(self.fed, self.xb, self.yb)
+        self.feed_dl = feed_dl
+        self.at = torch.zeros(1, dtype=torch.int64, device=yb[0].device)
+    def batch(self): return with_batch_tfms(self.feed_dl, self.xb, self.yb)
     def fill(self, learn): # Its row in the tables
         for a,b in zip((*self.xb, *self.yb), (*learn.xb, *learn.yb)): a.copy_(b, non_blocking=True)
         return 0
@@ -314,7 +315,7 @@ def backward(self:Step, xb, yb):
     "Both passes; prediction and loss without their history, and the batch if it is another"
     if self.compile: xb, yb = tree_map(_plain, (xb, yb))
     if self.mix: xb, yb = self.mix(xb, yb)
-    made = (xb, yb) if self.mix or self.input.fed else None
+    changed = (xb, yb) if self.mix or self.input.feed_dl else None
     with torch.autocast('cuda', self.dtype) if self.dtype else nullcontext():
         pred = self.net(*xb)
         if self.dtype: pred = to_float(pred)
@@ -322,7 +323,7 @@ def backward(self:Step, xb, yb):
     whole = loss if self.share is None else loss/self.share
     (self.scaler.scale(whole) if self.scaler else whole).backward()
     pred = tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred)
-    return pred, _plain(loss.detach()), made
+    return pred, _plain(loss.detach()), changed
 
 # %% ../../nbs/step/02_capture.ipynb #3fe3d61d
 @patch
@@ -345,7 +346,8 @@ def finish(self:Step, plan, update):
 # %% ../../nbs/step/02_capture.ipynb #a9d70949
 @patch
 def eager(self:Step, learn, is_last): # What `backward` returns
-    with search_kernels(self.compile): out = self.backward(*make_batch(self.input.fed, learn.xb, learn.yb))
+    with search_kernels(self.compile):
+        out = self.backward(*with_batch_tfms(self.input.feed_dl, learn.xb, learn.yb))
     if is_last:
         plan = self.opt.plan()
         self.finish(plan, Update(plan, [p.grad for p in plan.params]).step)     # as a graph does

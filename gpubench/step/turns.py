@@ -70,7 +70,7 @@ def strangers(
     return [o for o in learn.cbs if role_of(o) is None and acts(o, events)]
 
 # %% ../../nbs/step/03_turns.ipynb #d4f67505
-class Company:
+class KnownCallbacks:
     "Who takes part in the steps of an epoch, besides strangers"
     def __init__(self, learn):
         here = [o for o in learn.cbs if o.run and o.run_train]
@@ -80,9 +80,9 @@ class Company:
         self.mixed = self.parts.get(MixHandler)
         averages = [o.average for o in here if is_stock(type(o)) and hasattr(type(o), 'average')]
         self.average = averages[0] if averages else None          # of the gradients of all devices
-        self.watchers = [o for o in learn.cbs if role_of(o) in ('counts', 'looks')]
+        self.beside = [o for o in learn.cbs if role_of(o) in ('counts', 'looks')]
 
-def guests(learn, events)->list: # Callbacks
+def observers(learn, events)->list: # Callbacks
     "Those that act at one of these events and may look at losses, weights or batches"
     return [o for o in learn.cbs if role_of(o)=='looks' and acts(o, events)]
 
@@ -122,7 +122,7 @@ def why_eager(learn):
     if names := ', '.join(type(o).__name__ for o in strangers(learn)): return (
         f"A graph doesn't see what {names} may change between batches. "
         "If that is nothing, declare `graph_safe = True` in its class.")
-    if Company(learn).has_twice: return 'Two callbacks have the same part in the step.'
+    if KnownCallbacks(learn).has_twice: return 'Two callbacks have the same part in the step.'
     if {'step', 'zero_grad'} & vars(learn.opt).keys():
         return 'The optimizer has a step or a zero_grad of its own.'
     owner, model = getattr(learn.loss_func, '__self__', None), learn.model

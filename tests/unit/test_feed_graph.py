@@ -158,11 +158,11 @@ def test_a_declared_callback_may_change_the_loader_between_epochs(files):
 
 
 def test_transforms_that_cannot_be_captured_run_before_the_graph(files, monkeypatch):
-    make = FeedDL.make
+    transform = FeedDL.transform
     def waits(self, b):
         if self.is_bare: b[0].sum().item()             # as a transform that reads a value on the host
-        return make(self, b)
-    monkeypatch.setattr(FeedDL, 'make', waits)
+        return transform(self, b)
+    monkeypatch.setattr(FeedDL, 'transform', waits)
     learn, eager = graphed(files), fitted(files)
     assert [float(o) for o in learn.recorder.losses]==pytest.approx([float(o) for o in eager.recorder.losses], rel=1e-5)
 

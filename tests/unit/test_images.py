@@ -198,7 +198,7 @@ def test_drawing_transforms(files, name):
     dl = make().train
     dl.before_iter()
     stages, differs = ItemStages(dl), []
-    for i,own,_ in stages.rows(range(8)):
+    for i,own,_ in stages.items(range(8)):
         random.seed(i)
         theirs, images = dl.do_item(i), stages.recipe.finish(stages.recipe.decode(stages.files(i, own)), i)
         for x,image in zip(theirs, images):
