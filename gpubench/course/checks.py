@@ -230,7 +230,7 @@ def _number(x):
     return x if isfinite(x) else None
 
 def _show(x, unit): # 3 digits, but never 3.73e+03
-    is_long = x.is_integer() or abs(x)>=999.5
+    is_long = float(x).is_integer() or abs(x)>=999.5
     return f'{x:{",.0f" if is_long else ".3g"}} {unit}'.rstrip()
 
 # %% ../../nbs/course/04_checks.ipynb #d2f27531
@@ -239,8 +239,8 @@ _CLOSE_RATIO, _CLOSE_POINTS, _NOISY_RATIO = 1.25, 3, 4  # "very close"; ends of 
 def _how_far(g, m, unit): # a guess and a measurement
     "Is the guess close, and how far is it off?"
     if unit=='%': return abs(g-m)<=_CLOSE_POINTS, f'{abs(g-m):.3g} points'
-    if g<=0 or m<=0: return g==m, f'{abs(g-m):.3g}'        # no factor leads to 0
-    return max(g, m)/min(g, m)<=_CLOSE_RATIO, f'a factor of {max(g, m)/min(g, m):.3g}'
+    if g<=0 or m<=0: return g==m, _show(abs(g-m), '')      # no factor leads to 0
+    return max(g, m)/min(g, m)<=_CLOSE_RATIO, f"a factor of {_show(max(g, m)/min(g, m), '')}"
 
 # %% ../../nbs/course/04_checks.ipynb #a0519a6b
 def _compared(g, m, unit, lo, hi): # -> `ok`, words
@@ -358,7 +358,6 @@ def _agree(a, b, tolerance):
 
 # %% ../../nbs/course/04_checks.ipynb #fn000004
 def _brief(x):
-    if inspect.isroutine(x): return x.__name__
     text = f'{x:.6g}' if isinstance(x, float) else ' '.join(repr(x).split())
     if inspect.isroutine(x): text = x.__name__           # a function or method
     return text if len(text)<=80 else f'{text[:79]}…'

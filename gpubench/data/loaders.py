@@ -204,7 +204,7 @@ def get_dls(
     _check_knobs(bs, loader, n_workers, pin_memory, device, seed)
     images = get_images(dataset, size, n_channels, max_images, labels)
     n = len(images.split()[0])
-    more = 'more max_images' if max_images else 'a larger data set'
+    more = 'more max_images' if max_images==len(images) else 'a larger data set'
     if bs>n: raise InputError(
         f"Batch size {bs} is larger than the {n} training images of '{images.name}', so no step "
         f"would run. Use bs={n} or less, or {more}.")

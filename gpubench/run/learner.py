@@ -63,7 +63,7 @@ def warm_up_copy(learn, fit): # `warmup_s`, `n_warmup_steps`
 # %% ../../nbs/run/04_learner.ipynb #3f8b62ce
 class _FitCallback(WatchFitCallback):
     "Observes also what each epoch of the last fit learned, and at which rates"
-    order, graph_safe, epochs = 59, 'counts', () # dicts; none before the first fit
+    graph_safe, epochs = 'counts', () # dicts; none before the first fit
     @property
     def is_fit(self): return not self.learn.lock.locked()
     def before_fit(self):

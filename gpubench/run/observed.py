@@ -7,7 +7,6 @@ __all__ = ['TF32', 'PRECISIONS', 'tf32_set', 'AutocastCallback', 'look_once', 'W
            'epoch_seconds', 'epoch_times']
 
 # %% ../../nbs/run/02_observed.ipynb #c4101c82
-import math
 import multiprocessing
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -26,6 +25,9 @@ from ..data.images import WORKER
 from ..data.item_tfms import random_states_kept
 from ..watch.timing import is_time
 from ..step.capture import network_batch
+from ..step.kept import changing
+from ..step.layout import ChannelsLastCallback
+from ..step.turns import own_hooks
 
 # %% ../../nbs/run/02_observed.ipynb #b0221967
 TF32 = dict( # precision -> is TF32 allowed in matrix products, in cuDNN?
@@ -97,7 +99,7 @@ def _n_children(): return sum(o.name!=WORKER for o in multiprocessing.active_chi
 
 class WatchFitCallback(Callback):
     "Observes what a fit does: type, layout and switches of its products, workers, steps"
-    order, graph_safe = math.inf, 'counts' # where the layout of the weights is decided
+    order, graph_safe = 59, 'counts'
     def before_fit(self):
         self.n_workers, self.n_others = None, _n_children()
         self.n_batches, self.n_opt_steps, self.n_passes = 0, 0, 0
@@ -128,8 +130,11 @@ def before_batch(self:WatchFitCallback):
     if not self.training or self.n_batches: return
     self.n_workers = _n_children()-self.n_others
     if self.is_compiled and self.dtype is None: # before it compiles
+        for o in self.learn.cbs:
+            if isinstance(o, ChannelsLastCallback) and not o.is_decided: o.decide()
         weights = list(self.model.parameters())
-        net = deepcopy(self.model, {id(o): o for o in weights}).eval()     # sharing them
+        shared = *weights, *changing(self.model)['held'], *(h.stored for h in own_hooks(self.model))
+        net = deepcopy(self.model, {id(o): o for o in shared}).eval()
         look_once(net, self.saw_product)
         sample = [o[:2] for o in network_batch(self.learn)[0]]
         with random_states_kept(*{o.device for o in weights if o.is_cuda}), torch.no_grad():

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from unittest import mock
 
 import torch
-from fastai.basics import Learner, Recorder, noop
+from fastai.basics import Callback, Learner, Recorder, noop
 from fastai.callback.all import (
     CSVLogger, ProgressCallback, ShowGraphCallback, TrackerCallback)
 from torch.nn.parameter import is_lazy
@@ -39,7 +39,9 @@ def states_kept(
         with random_states_kept(*gpus): yield
     finally:
         for p,grad in grads: p.grad = grad
-        for o,before in buffers: o.copy_(before)
+        with torch.no_grad():
+            for o,before in buffers:
+                if not o.equal(before): o.copy_(before)     # one that is expanded can't be written
         torch.autocast_increment_nesting()
         while torch.autocast_decrement_nesting()>0: pass
         torch.clear_autocast_cache()
@@ -60,18 +62,17 @@ def _is_logger(o): return isinstance(o, _WITHOUT) or type(o).__module__ in _SERV
 def _copy_tensor(o, memo, own=torch.Tensor.__deepcopy__):
     return own(o, memo) if o.is_leaf else memo.setdefault(id(o), o.detach().clone())
 
-_copies_tensors = mock.patch.object(torch.Tensor, '__deepcopy__', _copy_tensor)
+def _copies_tensors(): return mock.patch.object(torch.Tensor, '__deepcopy__', _copy_tensor)
 
 def _copy_loaders(dls, memo): # The copied `DataLoaders`
     "Loaders over the same data sets, without iterators that hold processes or generators"
     for dl in dls.loaders:
         if not hasattr(dl, 'dataset'): continue                         # such as a list of batches
-        memo[id(dl.dataset)] = dl.dataset
         for o in ('it', '_DataLoader__idxs', '_iterator'): memo[id(vars(dl).get(o))] = None
+        memo[id(dl.dataset)] = dl.dataset               # which may be its own iterator
     return copy.deepcopy(dls, memo)
 
 # %% ../../nbs/run/03_twins.ipynb #072bad92
-@_copies_tensors
 def copy_training(
     learn:Learner, # As it is before a fit
     without=(),    # Callbacks that the copy does without
@@ -83,13 +84,14 @@ def copy_training(
     new = Learner.__new__(type(learn))
     new.__setstate__({})                            # it has a lock
     memo = {id(learn): new, id(learn.logger): noop}
+    memo |= {id(o): Callback() for o in learn.cbs if is_left_out(o)}
     for name in sorted(vars(learn), key='cbs'.__eq__): # at last: each has a name, for the error
         value = vars(learn)[name]
         if name in _REMAINS or name!='opt' and is_left_out(value): continue
         try:
             if name=='cbs': value = value.filter(is_left_out, negate=True)
             new_of = _copy_loaders if name=='dls' else copy.deepcopy
-            setattr(new, name, new_of(value, memo))
+            with _copies_tensors(): setattr(new, name, new_of(value, memo))
         except torch.OutOfMemoryError: raise
         except Exception as e:
             raise StateError(
@@ -110,15 +112,17 @@ class Twins:
             except TypeError as e: raise InputError(
                 f"learn is {source!r}, but it has to be a fastai `Learner`, or a function without "
                 f"arguments that returns a new one ({e}).") from e
-        self.source, self.without = source, without
+        self.source, self.without, self.reporters = source, without, ()
         self.folder = TemporaryDirectory(prefix='gpubench-', ignore_cleanup_errors=True)
     def new(self)->Learner:
         "Without a logger, a bar and trackers"
-        if isinstance(self.source, Learner): twin = copy_training(self.source, self.without)
-        else:
-            twin = self.source()
-            check_value('learn()', twin, isinstance(twin, Learner), 'a new fastai `Learner`')
-            with _copies_tensors, suppress(Exception): # others may use its loaders, too
+        is_copy = isinstance(self.source, Learner)
+        twin = copy_training(self.source, self.without) if is_copy else self.source()
+        check_value('learn()', twin, isinstance(twin, Learner), 'a new fastai `Learner`')
+        cbs = self.source.cbs if is_copy else twin.cbs
+        self.reporters = [type(o).__name__ for o in cbs if type(o).__module__ in _SERVICES]
+        if not is_copy:
+            with _copies_tensors(), suppress(Exception): # others may use its loaders, too
                 twin.dls = _copy_loaders(twin.dls, {})
             twin.remove_cbs(twin.cbs.filter(_is_logger)).logger = noop
         twin.path = twin.dls.path = Path(self.folder.name)

@@ -313,7 +313,9 @@ class Gain:
         logs = [o.logs for o in self.ways]
         self.df = sum(len(o)-1 for o in logs) # degrees of freedom of the visits' deviation
         self.sd = np.sqrt(sum(len(o)*o.var() for o in logs)/max(1, self.df)) # in logarithms
-    def sentence(self): return f'{self.headline()} {self.reason()}'
+    def sentence(self):
+        services = [f'This is without {o}: it reports to a service.' for o in self.twins.reporters]
+        return ' '.join([self.headline(), self.reason(), *services])
     def __repr__(self): return f'{self.to_df().to_string(index=False)}\n\n{self.sentence()}'
     def _repr_html_(self):
         table = self.to_df().map(as_html).to_html(index=False, escape=False)

@@ -215,7 +215,8 @@ def report(
     "Write a self-contained page: what was found, tables, figures, the machines"
     df = add_labels(add_prices(read_runs(*runs), prices))
     home = os.path.expanduser(f'~{os.sep}')
-    df['workload'] = df.workload.str.replace(home, f'~{os.sep}', regex=False) # it's on a page
+    if len(home)>1: # of a user; the page may go to others
+        df['workload'] = df.workload.str.replace(home, f'~{os.sep}', regex=False)
     base = pick_base(df, base)
     title = title or 'gpubench: '+', '.join(df.run.unique())
     page = _render(title=title, what=_what(df), said=findings(df, base),

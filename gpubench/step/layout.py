@@ -35,24 +35,24 @@ class ChannelsLastCallback(JoiningCallback):
     stranger's turn. `n_done` counts batches that the last fit trained so, and `why_not` is the
     reason against it. Dropout between convolutions draws another mask."""
     order, graph_safe = 1e9, 'counts'
-    n_done, why_not, is_decided, tried, moved = None, '', False, None, ()
+    n_done, why_not, is_decided, tried, moved, n_now = None, '', False, None, (), 0
     def leave(self): self.move_back()
-    def before_fit(self): self.is_decided, self.tried = False, None
+    def before_fit(self): self.is_decided, self.tried, self.n_now = False, None, 0
     def before_train(self):
-        if strangers(self.learn, EPOCH_EVENTS): self.before_fit()
+        if strangers(self.learn, EPOCH_EVENTS): self.is_decided, self.tried = False, None
     before_validate = before_train
     def before_batch(self):
         if not (self.training or self.moved): return
         if not self.is_decided and _tensors_in(self.xb): self.decide()     # a replay brings none
         if not self.training: return
-        if not self.train_iter: self.n_done = 0
-        self.n_done += not self.why_not
+        self.n_now += not self.why_not
+        self.n_done = self.n_now
     def after_pred(self):
         if self.why_not: return
         self.learn.pred = tree_map_only(torch.Tensor, torch.Tensor.contiguous, self.pred)
     def move(self):
         weights = [p for p in self.model.parameters() if p.ndim==4]
-        others = [p for p in weights if p.to(memory_format=torch.channels_last) is not p]
+        others = [p for p in weights if p.stride()!=p.to(memory_format=torch.channels_last).stride()]
         for p in others: _move(p, torch.channels_last)
         self.moved = [*self.moved, *others]
     def move_back(self):

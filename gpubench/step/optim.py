@@ -316,12 +316,15 @@ class FusedOptimizer(Optimizer):
         self.settle()
         return {k: v for k,v in vars(self).items() if k!='_plan'}
     def step(self, closure=None):
+        plan = self._plan
+        if plan and plan.is_ahead and closure is None and plan.is_current():     # among replays
+            return Update(plan, [p.grad for p in plan.params]).step()
         self.settle()
         recipe = recipe_of(self)
         if recipe is None: return unfuse(self).step(closure)
         if closure is not None or not step_in_lists(self, recipe): super().step(closure)
     def zero_grad(self):
-        grads = [p.grad for _,p,_ in rows_of(self)]
+        grads = [p.grad for ps in self.param_lists for p in ps if p.grad is not None]
         grads = [o if o.grad_fn is None else o.detach_() for o in grads]
         if grads: torch._foreach_zero_(grads)
 

@@ -17,6 +17,7 @@ from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.schedule import ParamScheduler  # noqa: F401 (adds fit_one_cycle and others to Learner)
 from fastai.callback.tracker import TerminateOnNaNCallback
 from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.data.core import TfmdDL
 from fastai.learner import Learner, load_learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
@@ -999,6 +1000,17 @@ def test_pixels_on_the_host_of_a_gpu_are_named():
     done = SpeedUp(SimpleNamespace(dls=SimpleNamespace(device='cuda', train=train)))
     done.feed()
     assert done.to_df().on.tolist()==[False]
+
+class OwnDL(TfmdDL): "May rely on its batch size"
+
+@pytest.mark.parametrize('valid', [lambda dl: dl.new(bs=5, drop_last=True), lambda dl: OwnDL(list(range(8)), bs=4), lambda dl: [1, 2]],
+                         ids=['drops the rest', 'own', 'no loader'])
+def test_a_loader_that_may_rely_on_its_batch_size_keeps_it(valid):
+    dls = get_dls('digits', bs=32, loader='resident', device='cpu', max_images=410, size=8)
+    dls.loaders[1] = valid(dls.valid)
+    done, before = SpeedUp(Learner(dls, nn.Linear(1, 1))), getattr(dls.valid, 'bs', None)
+    done.enlarge_validation()
+    assert done.rows==[] and getattr(dls.valid, 'bs', None)==before
 
 
 # ---- what a try, a change by the user, or an undo must not do

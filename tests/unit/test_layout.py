@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fastai.callback.channelslast import ChannelsLast
-from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.core import Callback, CancelBatchException, CancelFitException
 from fastai.callback.hook import ActivationStats, hook_output
 from fastai.callback.mixup import MixUp
 from fastai.learner import Learner, load_learner
@@ -94,6 +94,12 @@ def test_validation_is_no_fit():
     learn.validate()
     learn.get_preds()
     assert '8 times' in rows(done).why['channels_last']
+
+def test_a_first_batch_that_is_cancelled_counts_as_others_do():
+    def cancel(cb):
+        if not cb.iter: raise CancelBatchException()
+    _, done = fitted(in_channels_last, cbs=[At('before_batch', cancel)])
+    assert '6 times' in rows(done).why['channels_last']
 
 # ---- somebody else's turn
 

@@ -102,12 +102,13 @@ def test_a_fused_step_follows_what_happens_to_its_optimizer(name, how, ways):
     assert_close(state(stock), state(ours), 2e-6)
     assert isinstance(ours, FusedOptimizer)==(how!='append')
 
-def test_steps_beside_a_graph_are_counted_with_its_own():
+def test_steps_beside_a_graph_compute_and_count_as_it_does():
     opt = fuse(Adam([p := nn.Parameter(torch.ones(2))], .1))
     p.grad = torch.ones(2)
-    for i,step in enumerate((optim.step_in_lists, step_as_captured, optim.step_in_lists), 1):
-        opt.settle()
-        assert step(opt, recipe_of(opt)) and opt.state[p]['step']==i
+    for i,is_ahead in enumerate((False, True, False), 1):
+        if is_ahead: opt.plan().begin()
+        opt.step()
+        assert bool(opt._plan and opt._plan.is_ahead)==is_ahead and opt.state[p]['step']==i
 
 def test_unfused_an_optimizer_is_the_users_own_object():
     _, opt = steps(Adam, fused, n=8)

@@ -85,7 +85,8 @@ KINDS = dict(
     torchs_loaders=lambda: learner(dls=torch_loaders(shuffle=True, generator=torch.Generator().manual_seed(2))),
     workers=lambda: learner(net(0), torch_loaders(num_workers=1, persistent_workers=True)), # a reused iterator draws nothing
     unet=unet, hooks=lambda: with_model(hooked))
-KINDS |= dict(object_loss=lambda: with_model(lambda m: dict(loss_func=ObjectLoss(m))))
+KINDS |= dict(object_loss=lambda: with_model(lambda m: dict(loss_func=ObjectLoss(m))),
+              expanded=lambda: with_model(lambda m: m.register_buffer('mask', torch.ones(1).expand(4))))
 KINDS |= {f'{o.__module__}.{o.__name__}': lambda o=o: with_model(partial(normed, o)) for o in (weight_norm, parametrizations.weight_norm)}
 KINDS |= {o.__name__: lambda o=o: learner(cbs=o()) for o in (CSVLogger, SavesCallback, MixUp)}
 KINDS |= dict(
