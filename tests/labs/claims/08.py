@@ -19,7 +19,7 @@ with planted(batches=lambda kept=batches(): kept):               # they are shuf
     assert replayed[:8]==approx(eager(8), rel=1e-4)
 
 # %% Replayed with copies, it learns as the eager steps do, and a short batch is not broadcast
-assert abs(copied_acc-right_acc)<.05 and len(copied_losses)==len(right_losses)+1 and copied_losses[:8]!=losses[:8]
+assert abs(copied_acc-right_acc)<.1 and len(copied_losses)==len(right_losses)+1 and copied_losses[:8]!=losses[:8]
 
 # %% What the host computes is a constant; what the device computes is not
 assert as_float==[1, 1, 1] and as_tensor==[.5, .25, .125]
