@@ -417,7 +417,7 @@ def judge_command(
     fastai Learner. Each side trains SEEDS times and more in fresh processes.
 
     Exit codes: 0 faster; 1 slower, or no difference that these runs can show; 3 not the same work
-    or learning; 2 an error.
+    or learning, or too few seeds to tell; 2 an error.
 
     \b
     gpubench judge before.py:make_learner after.py:make_learner --epochs 3 --allow precision
