@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 from ..data.item_tfms import random_states_kept
 from .capture import JoiningCallback, search_kernels, network_batch
+from .kept import changing
 from .turns import EPOCH_EVENTS, is_watched, own_hooks, own_methods, strangers
 
 # %% ../../nbs/step/04_layout.ipynb #layout11
@@ -82,7 +83,8 @@ def try_batch(self:ChannelsLastCallback): # Why the network doesn't run so
     learn, model = self.learn, self.model
     gpus = {o.device for o in model.parameters() if o.is_cuda}
     stored = [o.stored for o in own_hooks(model)]       # of the step before, which can't be copied
-    shared = learn, learn.dls, learn.opt, *learn.cbs, *model.parameters(), *stored
+    held = changing(model, learn.loss_func)['held']
+    shared = learn, learn.dls, learn.opt, *learn.cbs, *model.parameters(), *stored, *held
     searches = getattr(getattr(learn, 'graphed_step', None), 'compile', False)
     try:
         with random_states_kept(*gpus), torch.no_grad(), search_kernels(searches):
