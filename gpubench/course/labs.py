@@ -164,7 +164,6 @@ def check_values(values:dict): # Name → value; a lab passes its `globals()`
             except InputError as e:
                 raise InputError(f"{name}: {e}" if name in _FIELD else str(e)) from None
 
-
 # %% ../../nbs/course/01_labs.ipynb #b19e7c0c
 def spread_parameters(values:dict, labs)->dict: # Lab's name → its parameters
     "Which lab gets which value; keys are names of parameters, or of labs with a dict"

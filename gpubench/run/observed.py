@@ -25,9 +25,8 @@ from ..data.images import WORKER
 from ..data.item_tfms import random_states_kept
 from ..watch.timing import is_time
 from ..step.capture import network_batch
-from ..step.kept import changing
+from ..step.kept import copying_computed
 from ..step.layout import ChannelsLastCallback
-from ..step.turns import own_hooks
 
 # %% ../../nbs/run/02_observed.ipynb #b0221967
 TF32 = dict( # precision -> is TF32 allowed in matrix products, in cuDNN?
@@ -133,8 +132,7 @@ def before_batch(self:WatchFitCallback):
         for o in self.learn.cbs:
             if isinstance(o, ChannelsLastCallback) and not o.is_decided: o.decide()
         weights = list(self.model.parameters())
-        shared = *weights, *changing(self.model)['held'], *(h.stored for h in own_hooks(self.model))
-        net = deepcopy(self.model, {id(o): o for o in shared}).eval()
+        with copying_computed(): net = deepcopy(self.model, {id(o): o for o in weights}).eval()
         look_once(net, self.saw_product)
         sample = [o[:2] for o in network_batch(self.learn)[0]]
         with random_states_kept(*{o.device for o in weights if o.is_cuda}), torch.no_grad():

@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from unittest import mock
 
 import torch
 from fastai.basics import Callback, Learner, Recorder, noop
@@ -23,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from ..ground.core import InputError, StateError, check_value, free_memory
 from ..data.item_tfms import random_states_kept
 from ..step.fast import speed_up
+from ..step.kept import copying_computed
 
 # %% ../../nbs/run/03_twins.ipynb #stat0002
 @contextmanager
@@ -59,11 +59,6 @@ def is_of_speed_up(o): # A callback, or what one has put into a Learner
 def _is_logger(o): return isinstance(o, _WITHOUT) or type(o).__module__ in _SERVICES
 
 # %% ../../nbs/run/03_twins.ipynb #1b576601
-def _copy_tensor(o, memo, own=torch.Tensor.__deepcopy__):
-    return own(o, memo) if o.is_leaf else memo.setdefault(id(o), o.detach().clone())
-
-def _copies_tensors(): return mock.patch.object(torch.Tensor, '__deepcopy__', _copy_tensor)
-
 def _copy_loaders(dls, memo): # The copied `DataLoaders`
     "Loaders over the same data sets, without iterators that hold processes or generators"
     for dl in dls.loaders:
@@ -91,7 +86,7 @@ def copy_training(
         try:
             if name=='cbs': value = value.filter(is_left_out, negate=True)
             new_of = _copy_loaders if name=='dls' else copy.deepcopy
-            with _copies_tensors(): setattr(new, name, new_of(value, memo))
+            with copying_computed(): setattr(new, name, new_of(value, memo))
         except torch.OutOfMemoryError: raise
         except Exception as e:
             raise StateError(
@@ -122,7 +117,7 @@ class Twins:
         cbs = self.source.cbs if is_copy else twin.cbs
         self.reporters = [type(o).__name__ for o in cbs if type(o).__module__ in _SERVICES]
         if not is_copy:
-            with _copies_tensors(), suppress(Exception): # others may use its loaders, too
+            with copying_computed(), suppress(Exception): # others may use its loaders, too
                 twin.dls = _copy_loaders(twin.dls, {})
             twin.remove_cbs(twin.cbs.filter(_is_logger)).logger = noop
         twin.path = twin.dls.path = Path(self.folder.name)

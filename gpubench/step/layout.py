@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 from ..data.item_tfms import random_states_kept
 from .capture import JoiningCallback, search_kernels, network_batch
-from .kept import changing
-from .turns import EPOCH_EVENTS, is_watched, own_hooks, own_methods, strangers
+from .kept import copying_computed
+from .turns import EPOCH_EVENTS, is_watched, own_methods, strangers
 
 # %% ../../nbs/step/04_layout.ipynb #layout11
 def _tensors_in(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
@@ -82,15 +82,14 @@ def decide(self:ChannelsLastCallback):
 def try_batch(self:ChannelsLastCallback): # Why the network doesn't run so
     learn, model = self.learn, self.model
     gpus = {o.device for o in model.parameters() if o.is_cuda}
-    stored = [o.stored for o in own_hooks(model)]       # of the step before, which can't be copied
-    held = changing(model, learn.loss_func)['held']
-    shared = learn, learn.dls, learn.opt, *learn.cbs, *model.parameters(), *stored, *held
+    shared = learn, learn.dls, learn.opt, *learn.cbs, *model.parameters()
     searches = getattr(getattr(learn, 'graphed_step', None), 'compile', False)
     try:
         with random_states_kept(*gpus), torch.no_grad(), search_kernels(searches):
             n = None if gpus else 2
             xb, yb = tree_map_only(torch.Tensor, lambda o: o[:n].clone(), network_batch(learn))
-            net, loss_func = deepcopy((model, learn.loss_func), {id(o): o for o in shared})
+            with copying_computed():
+                net, loss_func = deepcopy((model, learn.loss_func), {id(o): o for o in shared})
             pred = net(*xb)
             is_moved = not all(o.is_contiguous() for o in _tensors_in(pred))
             has_own_loss = isinstance(getattr(learn.loss_func, '__self__', None), Callback)

@@ -100,15 +100,14 @@ def own_methods(learn)->list: # Names
     return [o for o in _LOOP if is_own(o)]
 
 # %% ../../nbs/step/03_turns.ipynb #a128d659
-def own_hooks(model)->list:
-    "Hooks of fastai's that its modules hold themselves, as a U-Net's blocks do: a part of it"
-    held = [v for m in modules_in(model) for v in vars(m).values()]
-    held = [h for v in held for h in (v if isinstance(v, Hooks) else [v])]
-    return [h for h in held if type(h) is LayerHook and is_stock(h.hook_func)]
-
 def is_watched(model)->bool: # A module, or a loss function
-    "Does a hook of a layer, of a weight or of all modules run with it that isn't its own?"
-    modules, own = modules_in(model), set(map(id, own_hooks(model)))
+    """Does a hook of a layer, of a weight or of all modules run with it?
+
+    Those of fastai's that its modules hold themselves, as a U-Net's blocks do, are a part of it."""
+    modules = modules_in(model)
+    held = [v for m in modules for v in vars(m).values()]
+    held = [h for v in held for h in (v if isinstance(v, Hooks) else [v])]
+    own = {id(h) for h in held if type(h) is LayerHook and is_stock(h.hook_func)}
     weights = [p for o in modules for p in o._parameters.values() if p is not None]
     hooks = [v for o in (torch.nn.modules.module, *modules) for k,v in vars(o).items()
              if k.endswith('hooks') and isinstance(v, dict)]
