@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['CPU_COLUMNS', 'SPAN_COLUMNS', 'MONITOR_COLUMNS', 'WINDOW_S', 'WINDOWS', 'SINCE', 'ENERGY', 'TICK_S', 'ADDED',
            'AVERAGED', 'MEANS', 'MAXIMA', 'worker_pids', 'busy_cores', 'Cpu', 'machine_sources', 'Samples', 'time_mean',
-           'fit_energy', 'by_sample', 'of_fit', 'Monitor', 'is_warm', 'fit_devices', 'has_left_fit', 'MonitorCallback']
+           'fit_energy', 'by_sample', 'of_fit', 'Monitor', 'is_warm', 'fit_devices', 'fit_frame', 'has_ended',
+           'MonitorCallback']
 
 # %% ../../nbs/watch/03_monitor.ipynb #dff054d1
 import math
@@ -131,6 +132,7 @@ class Samples:
         finally:
             self.finish()
             for o in self.sources: o.close()
+            self.is_over = None     # it holds a frame, and so what is in it
             self.ready.set()
 
 # %% ../../nbs/watch/03_monitor.ipynb #a888c3af
@@ -319,11 +321,18 @@ def fit_devices(learn)->list[str]:
     names |= {f'cuda:{o}' for o in getattr(learn.model, 'device_ids', None) or []}
     return sorted(device_names([o for o in names if o.startswith('cuda')]))
 
-def has_left_fit(ident:int)->bool: # Of a thread
-    "Is `Learner.fit` no longer among the functions that a thread is in?"
-    frame = sys._current_frames().get(ident)
+def fit_frame(): # None if there is none
+    "The frame of the `Learner.fit` that this thread is in"
+    frame = sys._getframe()
     while frame and frame.f_code is not Learner.fit.__code__: frame = frame.f_back
-    return frame is None
+    return frame
+
+def has_ended(frame)->bool: # In any thread; its `f_back` isn't safe while it runs
+    "Can a frame be cleared, as only one can that has returned or raised?"
+    if frame is None: return False
+    try: frame.clear()
+    except RuntimeError: return False
+    return True
 
 # %% ../../nbs/watch/03_monitor.ipynb #91a0fd2d
 class MonitorCallback(Monitor, Callback):
@@ -342,7 +351,7 @@ class MonitorCallback(Monitor, Callback):
     def before_train(self):
         if not self.running:
             devices = fit_devices(self.learn) if self.options['devices'] is None else None
-            self.start(devices, is_over=partial(has_left_fit, threading.get_ident()))
+            self.start(devices, is_over=partial(has_ended, fit_frame()))
         self.fits[-1].begin('train', self.epoch)
     def before_validate(self):
         if self.is_live: self.fits[-1].begin('valid', self.epoch)
