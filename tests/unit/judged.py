@@ -108,7 +108,7 @@ def works_in_make(seed):
 
 def trained(): # a finished training
     learn = learner()
-    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(2)
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(4)
     return learn
 def trained_in_make(seed): return learner(model=trained().model)
 def loads_weights(learn):
