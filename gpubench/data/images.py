@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WORKER', 'MAX_WORKERS', 'N_BATCHES_AHEAD', 'NotTaken', 'require', 'Column', 'ItemStages', 'tasks', 'Tasks', 'FeedDL',
-           'n_here', 'batches_ahead', 'FeedCallback']
+           'n_here', 'FeedCallback']
 
 # %% ../../nbs/data/07_images.ipynb #imgs0003
 import gc
@@ -26,7 +26,7 @@ import torch
 from fastai.callback.core import Callback
 from fastai.data.core import Datasets, TfmdDL, TfmdLists
 from fastai.data.load import DataLoader, SkipItemException, fa_collate
-from fastai.torch_basics import L, Pipeline, Transform, chunked, compose_tfms, noop, patch
+from fastai.torch_basics import L, Pipeline, Transform, chunked, compose_tfms, noop
 from fastai.torch_core import TensorCategory, TensorMultiCategory, to_device
 from fastai.vision import core as vision
 from fastai.vision.augment import FlipItem
@@ -74,9 +74,9 @@ def check_loader(dl):
 def _image_class(tfm):
     "The class of fastai's whose own `create` this type transform calls, or None"
     created = functions_of(tfm)
-    owners = {getattr(o, '__self__', None) for o in created if getattr(o, '__name__', '')=='create'}
-    is_one = len(owners)==len(created)==1 and owners<=BYTES_CLASSES.keys()
-    return owners.pop() if is_one and is_fastais(created[0]) else None
+    # a mask's own `create` is a transform, too
+    def is_its(cls): return created in ([cls.create], functions_of(cls.create))
+    return next(filter(is_its, BYTES_CLASSES), None)
 
 # %% ../../nbs/data/07_images.ipynb #5fbd846f
 class Column:
@@ -126,7 +126,7 @@ _KINDS = {*(o._tensor_cls for o in BYTES_CLASSES),
 class ItemStages:
     "What a loader's data set and `after_item` do: a `Recipe` for images, and values"
     def __init__(self, dl): # A loader that `check_loader` lets pass
-        self.split_idx, self.bs, self.n_batches = dl.dataset.split_idx, dl.bs, -(-dl.n//dl.bs)
+        self.split_idx, self.bs = dl.dataset.split_idx, dl.bs
         self.n_items, self.columns = len(dl.dataset), [*map(Column, dl.dataset.tls)]
         self.images = [o for o in self.columns if o.image_class]
         self.known = [o for o in self.columns if o.is_known and not o.image_class]
@@ -140,7 +140,7 @@ class ItemStages:
         tfms = _known_tfms(dl, self.split_idx)
         self.recipe = Recipe([o.image_class for o in self.images], tfms, self.split_idx)
     def state(self): # what workers have to know
-        return self.recipe.key, self.bs, self.n_items, [o.state() for o in self.columns]
+        return self.recipe.key, self.n_items, self.bs, [o.state() for o in self.columns]
     def items(self, positions): # (position, images' files, other values) of each
         "What the user's code makes of them, without those that raise a `SkipItemException`"
         own = [o for o in self.columns if not o.is_known]
@@ -155,8 +155,8 @@ class ItemStages:
         return [o.value(i).numpy() for o in self.known]
     def in_order(self, images, values, own): # A batch, of these tensors
         images, values, own = map(iter, (images, values, own))
-        def found(o): return next(images if o.image_class else values if o.is_known else own)
-        return tuple(found(o).as_subclass(t) for o,t in zip(self.columns, self.types))
+        return tuple(next(images if o.image_class else values if o.is_known else own)
+                     for o in self.columns)
 
 # %% ../../nbs/data/07_images.ipynb #imgs0008
 class Room:
@@ -182,43 +182,40 @@ class ImageSet:
     "The images of a loader: what is done to them, what is kept of them, and rooms for batches"
     def __init__(self, key, n_bytes, n_workers): # `n_bytes` for what is kept, at most
         self.key, self.n_bytes, self.n_workers = key, n_bytes, n_workers
-        self.stages = None                      # of the next pass
-        self.recipe = self.state = None         # those that workers know
-        self.kept, self.rooms = None, []
+        self.stages = self.state = None         # of the next pass; of those that workers know
+        self.kept = None
     @property
     def n_decoded(self): return int(self.kept.counts[1]) if self.kept else 0 # items, by workers
     @property
-    def n_rooms(self): # those that workers may fill, and a few that are in use
-        n_parts = -(-self.stages.bs//ITEMS_PER_TASK)
-        return min(self.n_workers*TASKS_AHEAD//n_parts+5, self.stages.n_batches)
-    @property
-    def is_ready(self): return len(self.rooms)>=self.n_rooms and self.state==self.stages.state()
+    def is_ready(self): return self.state==self.stages.state()
     def prepare(self, i, own): # An item, and its files that the user's code found
         "Get memory for batches of such items, and for what is kept of them"
-        stages, recipe = self.stages, self.stages.recipe
+        stages, recipe, state = self.stages, self.stages.recipe, self.stages.state()
         with random_states_kept(): images = recipe.finish(recipe.decode(stages.files(i, own)), 0)
-        self.rooms = [Room(stages.bs, [o.shape for o in images]) for _ in range(self.n_rooms)]
+        # those that workers may fill, and a few that are in use
+        n_rooms = self.n_workers*TASKS_AHEAD//-(-stages.bs//ITEMS_PER_TASK)+5
+        self.rooms = [Room(stages.bs, [o.shape for o in images]) for _ in range(n_rooms)]
         self.values = [shared(o.dtype, stages.n_items, *o.shape) for o in stages.values(i)]
         self.has_values = shared(bool, stages.n_items)
-        known = self.recipe and (self.recipe.key, len(self.kept.table))
-        if known!=(recipe.key, stages.n_items):
+        if self.kept is None or self.state[:2]!=state[:2]: # recipe and number of items
             n_bytes = max(0, self.n_bytes-sum(o.nbytes for o in self.values))
             self.kept = KeptImages(stages.n_items, len(images), n_bytes)
-        self.recipe, self.state = recipe, stages.state() # last, if memory runs out
+        self.state = state # last, if memory runs out
     def fill(self, room, first, seed, items, is_last): # `items`: positions, and the user's files
         "In a worker: write items into a room, from row `first` on; returns `is_last` of its batch"
         for j,(i,own) in enumerate(items):
             arrays = self.arrays(i, self.stages.files(i, own))
             if room is None: continue # they will be needed later
-            _write(self.recipe.finish(arrays, seed+j), self.rooms[room].views, first+j)
+            _write(self.stages.recipe.finish(arrays, seed+j), self.rooms[room].views, first+j)
             if not self.has_values[i]: _write(self.stages.values(i), self.values, i)
             self.has_values[i] = True
         return is_last
     def arrays(self, i, files):
-        if not all(isinstance(o, str) for o in files): return self.recipe.decode(files)
+        decode = self.stages.recipe.decode
+        if not all(isinstance(o, str) for o in files): return decode(files)
         stamp = stamp_of(files)
         arrays = self.kept.get(i, stamp)
-        if arrays is None: self.kept.put(i, stamp, arrays := self.recipe.decode(files))
+        if arrays is None: self.kept.put(i, stamp, arrays := decode(files))
         return arrays
 
 def _write(arrays, views, row):
@@ -303,7 +300,6 @@ class ImagePool:
         if self.now is not None: raise StateError('Another pass over these images is under way.')
         items, begun = images.stages.items(order), deque()
         first = [*islice(items, 1)]
-        images.stages.n_batches = -(-len(order)//dl.bs)
         self.tasks.todo = tasks(images, dl, chain(first, items), seed, begun, upcoming)
         self.now = begun
         try:
@@ -332,7 +328,7 @@ class FeedDL:
     def __reduce__(self): return noop, (self.dl,) # after an interrupted fit, a Learner still has it
     def __iter__(self): return self.iter_marked(noop)
     def transform(self, b): # by the batch transforms
-        if self.tfms: b = tuple(o.as_subclass(t) for o,t in zip(b, self.stages.types))
+        b = tuple(o.as_subclass(t) for o,t in zip(b, self.stages.types))
         for f in self.tfms: b = f(b, split_idx=self.stages.split_idx)
         return b
     def iter_marked(self, at): # `at(event, batch)`: what a `StepTimerCallback` marks
@@ -390,9 +386,6 @@ MAX_WORKERS = 16
 N_BATCHES_AHEAD = 4 # of an epoch, before batches come at the pace at which they are made
 
 def n_here(): return int(os.getenv('LOCAL_WORLD_SIZE', 1)) # processes of a training on this machine
-def batches_ahead(is_fed, n_workers):
-    "Batches that are made before the training asks for them"
-    return N_BATCHES_AHEAD if is_fed else 2*n_workers
 
 # %% ../../nbs/data/07_images.ipynb #imgs0032
 class FeedCallback(Callback):

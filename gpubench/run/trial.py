@@ -30,7 +30,7 @@ from ..ground.core import (
     has_bf16, is_number, nearest, one_of, pick_device, wait_for)
 from ..ground.record import PARTS, Settings, plain_record
 from ..ground.stats import is_steady, is_tight, next_look
-from ..data.images import NotTaken, batches_ahead
+from ..data.images import N_BATCHES_AHEAD, NotTaken
 from ..data.loaders import get_dls
 from ..data.sets import check_dataset, check_labels, find_folder, is_path
 from ..watch.monitor import MonitorCallback
@@ -101,7 +101,7 @@ class Trial(Settings):
     def process_bs(self)->int: return self.bs//self.n_devices # images for each device
     @property
     def n_ahead(self)->int: # batches that are made before the training asks for them
-        return batches_ahead(self.loader=='cached', self.n_workers)
+        return N_BATCHES_AHEAD if self.loader=='cached' else 2*self.n_workers
     @property
     def round_length(self)->int: # steps after which the pattern of their times repeats
         return max(1, self.n_workers)*self.accumulate
