@@ -224,8 +224,5 @@ def as_tensors(
     dls:DataLoaders, # As `get_dls` returns them
 )->list: # Training images in the set's order, their labels, held-out images, theirs
     "All images of both parts at once, normalized, as plain tensors on the device"
-    found = []
-    for dl in (dls.train, dls.valid):
-        dl = dl.new(bs=len(dl.dataset), shuffle=False, drop_last=False)
-        found += [o.as_subclass(torch.Tensor) for o in next(iter(dl))]
-    return found
+    def whole(dl): return dl.new(bs=len(dl.dataset), shuffle=False, drop_last=False).one_batch()
+    return [o.as_subclass(torch.Tensor) for dl in (dls.train, dls.valid) for o in whole(dl)]
