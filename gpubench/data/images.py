@@ -236,7 +236,8 @@ def tasks(images, dl, items, seed, begun, upcoming=None): # `begun`: gets batche
             part = [(i, files) for i,files,_ in batch[j:j+n]]
             yield images.key, room, j, seed+k*dl.bs+j, part, j+n>=len(batch)
     yield None
-    for idxs in chunked(range(upcoming.stages.n_items), n) if upcoming else ():
+    if not upcoming or upcoming.n_decoded>=upcoming.stages.n_items: return
+    for idxs in chunked(range(upcoming.stages.n_items), n):
         yield upcoming.key, None, 0, 0, [(i, ()) for i in idxs], False
 
 class Tasks:
@@ -273,14 +274,9 @@ class ImagePool:
         self.n_workers, self.sets = n_workers, {}
         self.tasks, self.loader, self.workers = Tasks(self.sets), None, None
         self.now, self.end = None, noop         # the pass under way; ends the workers
-    @property
-    def has_lost_one(self): # a worker, perhaps with a lock
-        return any(not o.is_alive() for o in getattr(self.workers, '_workers', ()))
-    def start(self, images, first): # An iterator of what workers return
+    def start(self, images, first, upcoming): # An iterator of what workers return
         "Workers that see what this process sees now; `first`: an item's position and files"
-        # others in the same fork, if no code of the user's finds their files
-        others = [o for o in self.sets.values() if o is not images and o.stages.knows_files]
-        changed = [o for o in (images, *others) if not o.is_ready]
+        changed = [o for o in {images, upcoming}-{None} if not o.is_ready]
         if self.workers is not None and not changed: return iter(self.loader)
         self.end() # first, since what follows may raise an error
         self.workers = None
@@ -303,7 +299,7 @@ class ImagePool:
         self.tasks.todo = tasks(images, dl, chain(first, items), seed, begun, upcoming)
         self.now = begun
         try:
-            results = self.start(images, first[0][:2]) if first else iter(())
+            results = self.start(images, first[0][:2], upcoming) if first else iter(())
             while (is_whole := next(results, None)) is not None:
                 if is_whole: yield begun.popleft()
         except RuntimeError as e:
@@ -406,7 +402,9 @@ class FeedCallback(Callback):
     def before_fit(self):
         self.n_done, self.why_not = 0, ''
         here = {id(o.dataset) for o in self.loaders()}
-        if self.pool.has_lost_one or any(k[0] not in here for k in self.pool.sets):
+        # one that has ended may have a lock
+        has_lost_one = any(not o.is_alive() for o in getattr(self.pool.workers, '_workers', ()))
+        if has_lost_one or any(k[0] not in here for k in self.pool.sets):
             self.pool = ImagePool(self.n_workers)
         if not self.learn.lock.locked(): # not within a pass, maybe after an interrupt
             self.pool.now = None
@@ -433,8 +431,7 @@ class FeedCallback(Callback):
     def _validation(self): # Its images, if they can be decoded while the training ends
         with suppress(Exception): # there are none, or this was removed from its Learner
             images = self._images(self.loaders()[1]) # workers of the training get to know them
-            is_new = images.n_decoded<images.stages.n_items
-            return images if is_new and images.stages.knows_files else None
+            return images if images.stages.knows_files else None
     def _images(self, dl): # of its data set, or `NotTaken`
         check_loader(dl)
         sets, key, stages = self.pool.sets, (id(dl.dataset), dl.dataset.split_idx), ItemStages(dl)
