@@ -13,7 +13,6 @@ import os
 import random
 from contextlib import contextmanager
 from copy import copy
-from functools import partial
 from inspect import signature
 from itertools import takewhile
 from math import prod
@@ -76,8 +75,8 @@ def _decoded_jpeg(cls, path): # (h, w, 3); None: Pillow has to decode it
         if is_plain: return decode_jpeg(data).permute(1, 2, 0).numpy()
     except Exception: return # Pillow says what is wrong with it
 
-def _open(cls, path):
-    try: return cls.create(path)
+def _open(cls, path, array): # what `_decoded_jpeg` returned
+    try: return cls.create(path if array is None else array)
     except Exception as e:
         e.add_note(f'The image: {str(path):.999}. Delete or replace it.')
         raise
@@ -103,7 +102,7 @@ class Recipe:
     def __init__(self, classes, tfms, split_idx):
         self.classes, self.split_idx = classes, split_idx
         tfms = [*map(copy, tfms)] # nobody changes them within a pass
-        self.fixed = [*takewhile(partial(_is_fixed, split_idx=split_idx), tfms)]
+        self.fixed = [*takewhile(lambda o: _is_fixed(o, split_idx), tfms)]
         self.drawing = tfms[len(self.fixed):]
         crop = next((o for o in self.drawing if type(o) is not FlipItem), None)
         is_crop = (type(crop) is Resize and crop.method==ResizeMethod.Crop
@@ -115,8 +114,7 @@ class Recipe:
         "Open an item's images and do what is the same each time"
         arrays = [_decoded_jpeg(cls, o) for cls,o in zip(self.classes, sources)]
         if self.fixed or any(o is None for o in arrays):
-            found = [source if o is None else o for source,o in zip(sources, arrays)]
-            images = tuple(map(_open, self.classes, found))
+            images = tuple(map(_open, self.classes, sources, arrays))
             for o in self.fixed: images = o(images, split_idx=self.split_idx)
             arrays = [*map(np.array, images)]
         return [reduced(o, self.crop_size) for o in arrays] if self.crop_size else arrays
