@@ -10,7 +10,6 @@ __all__ = ['warp_mat', 'places', 'sample', 'dihedral', 'lighting', 'resample', '
 import inspect
 from copy import copy
 from functools import partial
-from pathlib import Path
 import fastai
 import fasttransform
 import PIL
@@ -104,7 +103,7 @@ def without_waiting(t):
     return t
 
 # %% ../../nbs/data/05_batch_tfms.ipynb #a1500032
-_FOLDERS = tuple(str(Path(inspect.getfile(o)).parent) for o in (fastai, fasttransform, PIL))
+_FOLDERS = tuple(o.__path__[0] for o in (fastai, fasttransform, PIL))
 
 def functions_of(v): # of a method, a property, a transform, or a function that Plum dispatches
     v = getattr(v, 'encodes', v)
