@@ -43,8 +43,7 @@ class _ShuffledDL(TfmdDL):
     part = 0, 1
     def __len__(self):
         return super().__len__() if self.part[1]==1 else self.n//(self.bs*self.part[1])
-    def get_idxs(self): return share(self.all_idxs(), self.bs, self.part)
-    def all_idxs(self): return super().get_idxs()
+    def get_idxs(self): return share(super().get_idxs(), self.bs, self.part)
     def shuffle_fn(self, idxs): return self.draw(len(idxs)).tolist()
     def draw(self, n): # out of all images, also for an epoch of fewer: a folder's are sorted by class
         device = self.device if str(self.device).startswith('cuda') else 'cpu' # for every loader
@@ -124,13 +123,13 @@ class PixelSet:
 # %% ../../nbs/data/04_loaders.ipynb #885c7267
 class PixelDL(_ShuffledDL):
     "A `TfmdDL` over a `PixelSet` that takes a whole batch out of the tensor at once"
-    def get_idxs(self):
-        order = super().get_idxs()                         # fastai sorts predictions by it
-        return order.cpu() if isinstance(order, torch.Tensor) else order
-    def all_idxs(self): # A tensor on the data set's device, unless workers or a user's function take it
-        if self.fake_l.num_workers or 'shuffle_fn' in vars(self): return super().all_idxs()
+    def get_idxs(self): # A list for workers and a user's function; fastai sorts predictions by it
+        is_list = self.fake_l.num_workers or 'shuffle_fn' in vars(self)
+        return super().get_idxs() if is_list else self.order().cpu()
+    def order(self): # of an epoch, on the data set's device
         device = self.dataset.rows.device
-        return self.draw(self.n).to(device) if self.shuffle else torch.arange(self.n, device=device)
+        every = self.draw(self.n).to(device) if self.shuffle else torch.arange(self.n, device=device)
+        return share(every, self.bs, self.part)
     def sample(self):
         order = self._DataLoader__idxs
         return order if isinstance(order, torch.Tensor) else super().sample()
@@ -154,7 +153,7 @@ class PixelDL(_ShuffledDL):
         self.randomize()
         self.before_iter()
         torch.empty((), dtype=torch.int64).random_() # an iterator draws its workers' seed here
-        return _ShuffledDL.get_idxs(self)
+        return self.order()
     def batch(self, i): # (k,) positions
         "A batch on the device"
         return self.after_batch(self.dataset[i])
