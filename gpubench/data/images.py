@@ -276,7 +276,7 @@ class ImagePool:
         self.now, self.end = None, noop         # the pass under way; ends the workers
     def start(self, images, first, upcoming): # An iterator of what workers return
         "Workers that see what this process sees now; `first`: an item's position and files"
-        changed = [o for o in {images, upcoming}-{None} if not o.is_ready]
+        changed = [o for o in dict.fromkeys((images, upcoming)) if o and not o.is_ready]
         if self.workers is not None and not changed: return iter(self.loader)
         self.end() # first, since what follows may raise an error
         self.workers = None
