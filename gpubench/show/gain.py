@@ -87,8 +87,8 @@ class _GlanceCallback(Callback):
     def __init__(self, learn, first_s, later_s, n_epochs): # of each fit
         store_attr(but='learn')
         self.device, self.fits, dl = device_of(learn), [], learn.dls.train
-        self.is_fed = any(isinstance(o, FeedCallback) for o in learn.cbs)
-        self.items = [*dl.get_idxs()] if self.is_fed and getattr(dl, 'n', None) else []
+        is_fed = any(isinstance(o, FeedCallback) for o in learn.cbs) and getattr(dl, 'n', None)
+        self.items = [*dl.get_idxs()] if is_fed else []
         if self.items: dl.get_idxs = lambda: self.items
         self.start_s = self.now()
     def before_fit(self):
@@ -140,7 +140,7 @@ def close(self:_GlanceCallback):
     n_before, s_before = [(0, 0.), *(o for o in self.looks if n-o[0]>=self.n_between)][-1]
     batch_s = (s-s_before)/max(1, n-n_before)
     parts.append(PartTimes(n_all, min(n, n_all), s, batch_s))
-    if not self.is_fed: parts[0].batch_s = min(parts[0].batch_s, batch_s)
+    if not self.items: parts[0].batch_s = min(parts[0].batch_s, batch_s)
     self.loader, self.start_s = None, self.start_s+end_s
 
 # %% ../../nbs/show/10_gain.ipynb #glance01
