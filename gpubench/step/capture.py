@@ -288,11 +288,11 @@ class Step:
         learn,         # A Learner with such a batch
         input,         # What a graph reads, such as `Copied`
         parts,         # Class -> callback of fastai's that is a part of the step
-        average=None,  # Averages the gradients of all devices
         compile=False, # Compile the network?
     ):
         self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
-        self.input, self.average, self.compile = input, average, compile
+        self.input, self.compile = input, compile
+        self.average = next((o.average for o in parts.values() if hasattr(o, 'average')), None)
         self.recordings = {}                                   # by `is_last`
         self.clip, cast = parts.get(GradientClip), parts.get(MixedPrecision)
         is_fp16 = cast and AMPMode(cast.amp_mode)==AMPMode.FP16
