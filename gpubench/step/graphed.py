@@ -38,9 +38,10 @@ class FusedStepCallback(JoiningCallback):
     def leave(self):
         if self.ours: unfuse(self.ours)
         self.ours = None
-    def before_fit(self):
+    def before_train(self):
+        if self.learn.train_iter==0: self.begin_fit()         # which a validation isn't
+    def begin_fit(self):
         self.why_not, opt = '', self.learn.opt
-        if opt is None: return                                # `validate` needs no optimizer
         was_fused = isinstance(opt, FusedOptimizer)
         try: fuse(opt, self.learn.model)
         except InputError as e:
@@ -66,7 +67,7 @@ class GraphedStepCallback(FusedStepCallback):
     `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
     order, graph_safe = TrainEvalCallback.order+1, 'counts'
     n_replays, n_done = 0, None                  # ever; in the last fit
-    is_new_fit = has_warned = False              # `has_warned`: of many shapes
+    has_warned = False                           # of many shapes
     may_transform = True                         # may batch transforms be a part of the graph?
     parts = None                                 # of the step in this epoch; None: it's fastai's
     replaying = None                             # the `Step` whose last batch was a replay
@@ -100,7 +101,6 @@ class GraphedStepCallback(FusedStepCallback):
     def forget(self):
         for o in self.steps.values(): o.recordings.clear()     # the graphs are in cycles
         self.steps = {}
-    def before_fit(self): self.is_new_fit = True     # maybe of a validation only
     def after_train(self):
         self.end_replays()
         if self.parts and MixHandler in self.parts: self.parts[MixHandler].run_train = True
@@ -113,9 +113,8 @@ class GraphedStepCallback(FusedStepCallback):
 # %% ../../nbs/step/09_graphed.ipynb #b4e6c4fb
 @patch
 def begin_fit(self:GraphedStepCallback):
-    self.is_new_fit = self.has_warned = False
-    self.may_transform, self.n_done = True, 0
-    FusedStepCallback.before_fit(self)
+    self.has_warned, self.may_transform, self.n_done = False, True, 0
+    FusedStepCallback.begin_fit(self)
     is_scaled = any(o.scaler for o in self.steps.values())     # by a scaler of one fit
     if not self.alone or is_scaled or len(self.steps)>=MAX_SHAPES: self.forget()
     device = next(self.learn.model.parameters()).device
@@ -134,7 +133,6 @@ def find_reason(self:GraphedStepCallback):
 def decide(self:GraphedStepCallback):
     "May steps be captured in this epoch, and who is there?"
     self.after_train()                           # an epoch may have been cancelled
-    if self.is_new_fit: self.begin_fit()
     if self.why_not: return
     if why := self.find_reason(): return self.give_up(why)
     if acting(self.learn, 'stranger', EPOCH_EVENTS): self.forget()

@@ -105,8 +105,8 @@ def network(dtype):
 
 class CapturableCallback(FusedStepCallback):
     "The eager side of a captured step: the same arithmetic"
-    def before_fit(self):
-        super().before_fit()
+    def begin_fit(self):
+        super().begin_fit()
         opt = self.learn.opt
         opt.step = lambda: Update(plan := opt.plan(), [p.grad for p in plan.params]).step()
 
