@@ -350,7 +350,7 @@ def eager(self:Step, learn, is_last): # What `backward` returns
         out = self.backward(*with_batch_tfms(self.input.feed_dl, learn.xb, learn.yb))
     if is_last:
         plan = self.opt.plan()
-        self.finish(plan, Update(plan, [p.grad for p in plan.params]).step)     # as a graph does
+        self.finish(plan, Update(plan).step)     # as a graph does
         self.opt.zero_grad()
     return out
 
@@ -366,11 +366,10 @@ def __call__(self:Step, learn, is_last):
 @patch
 def record(self:Step, is_last, capture, loss): # A loss like those of the step
     plan, adds = self.opt.plan(), self.share is not None
-    before = [p.grad for p in plan.params]
+    update = Update(plan, self.input.n)
+    update.at, update.losses = self.input.at, update.losses.to(loss.dtype)
+    before = update.grads
     zeros = before if adds else [torch.zeros_like(o) for o in before]
-    update, n = Update(plan, before), self.input.n
-    update.at, update.losses = self.input.at, update.numbers.new_zeros(n, dtype=loss.dtype)
-    update.numbers = update.numbers.new_zeros((n, *update.numbers.shape[1:]))
     def step():
         if not adds:
             for p in plan.params:
@@ -378,17 +377,14 @@ def record(self:Step, is_last, capture, loss): # A loss like those of the step
         out = self.backward(*self.input.batch())
         for p,zero in zip(plan.params, zeros):
             if p.grad is None or not p.requires_grad: p.grad = zero
-        def step_weights():
-            update.grads = [p.grad for p in plan.params]
-            update(out[1])
-        if is_last: self.finish(plan, step_weights)
+        update.grads = [p.grad for p in plan.params]
+        if is_last: self.finish(plan, partial(update, out[1]))
         if is_last and adds: torch._foreach_zero_(update.grads)
         return out
     try:
         replay, out = capture.record(step)
-        reached = [p for ps in self.opt.param_lists for p in ps if p.grad is not None]
-        if list(map(id, reached))!=list(map(id, plan.params)):
-            raise StateError("Its steps don't always reach the same parameters.")
+        if not plan.is_current(): raise StateError(
+            "Its steps don't always reach the same parameters.")
     except BaseException:                              # also an interrupt
         for p,g in zip(plan.params, before): p.grad = g
         raise

@@ -26,9 +26,8 @@ from .kept import host_state
 from ..watch.monitor import MonitorCallback
 from .optim import FusedOptimizer, fuse, recipe_of, unfuse
 from .recorder import DeferredRecorder
-from ..watch.timing import StepTimerCallback, _StandIn, acts
-from .turns import (
-    BATCH_EVENTS, EPOCH_EVENTS, acting, parts_of, role_of, why_eager)
+from ..watch.timing import StepTimerCallback, _StandIn
+from .turns import BATCH_EVENTS, EPOCH_EVENTS, acting, parts_of, why_eager
 
 # %% ../../nbs/step/09_graphed.ipynb #c5037f05
 class FusedStepCallback(JoiningCallback):
@@ -403,9 +402,9 @@ def launch(self:GraphedStepCallback, step, first, last, count):
     for o in of_kind(learn.cbs, MonitorCallback): o.count((last-first)*bs)
 
 def counting(learn): # A function, called before each step's numbers are taken
-    cbs = [o for o in learn.cbs.sorted('order') if role_of(o)=='counts' and o is not learn.recorder]
     events = 'before_batch', 'after_step', 'after_batch'
-    calls = [partial(o, name) for name in events for o in cbs if acts(o, (name,))]
+    calls = [partial(o, name) for name in events for o in acting(learn, 'counts', [name])
+             if o is not learn.recorder]
     def count(i):
         learn.iter = i
         for o in calls: o()

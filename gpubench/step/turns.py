@@ -68,8 +68,8 @@ def acting(
     role,                # Such as 'stranger', which might change anything
     events=BATCH_EVENTS, # Names of events
 )->list: # Callbacks
-    "Callbacks of a role that act at one of these events"
-    return [o for o in learn.cbs if role_of(o)==role and acts(o, events)]
+    "Callbacks of a role that act at one of these events, in their order"
+    return [o for o in learn.cbs.sorted('order') if role_of(o)==role and acts(o, events)]
 
 # %% ../../nbs/step/03_turns.ipynb #d4f67505
 def parts_of(learn)->list: # (class, callback); of `MixUp` and `CutMix`, it's `MixHandler`
