@@ -41,12 +41,11 @@ class FusedStepCallback(JoiningCallback):
         if self.learn.train_iter==0: self.begin_fit()         # which a validation isn't
     def begin_fit(self):
         self.why_not, opt = '', self.learn.opt
-        was_fused = isinstance(opt, FusedOptimizer)
+        if not isinstance(opt, FusedOptimizer): self.ours = opt
         try: fuse(opt, self.learn.model)
         except InputError as e:
             unfuse(opt)
-            return self.give_up(str(e))
-        if not was_fused: self.ours = opt
+            self.give_up(str(e))
     def give_up(self, why):
         self.why_not = why
         warnings.warn(why)
@@ -364,7 +363,10 @@ _N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
 def replay_gathered(self:GraphedStepCallback, step, i, n):
     "Train on the batches from `i` up to `n`"
     learn, recorder, last, waiting = self.learn, self.learn.recorder, i, []
-    on_device, count = step.recordings[True].update.losses, counting(learn)
+    on_device = step.recordings[True].update.losses
+    events = 'before_batch', 'after_step', 'after_batch'
+    calls = [partial(o, name) for name in events for o in acting(learn, 'counts', [name])
+             if o is not recorder]
     losses = torch.empty(len(on_device), dtype=on_device.dtype, pin_memory=on_device.is_cuda)
     def finish(first, last, wait):
         wait()
@@ -377,7 +379,7 @@ def replay_gathered(self:GraphedStepCallback, step, i, n):
     try:
         while last<n:
             first, last = last, min(n, last+min(_N_AT_ONCE, last-i+1))  # soon after the first
-            self.launch(step, first, last, count)
+            self.launch(step, first, last, calls)
             losses[first:last].copy_(on_device[first:last], non_blocking=True)
             waiting.append((first, last, self.capture.mark()))
             if len(waiting)>2: finish(*waiting.pop(0))
@@ -385,14 +387,16 @@ def replay_gathered(self:GraphedStepCallback, step, i, n):
         for o in waiting: finish(*o)
 
 @patch
-def launch(self:GraphedStepCallback, step, first, last, count):
+def launch(self:GraphedStepCallback, step, first, last, calls): # `calls`: of those that count
     "Replays for the batches from `first` up to `last`"
-    found, bs, numbers = step.recordings[True], step.input.dl.bs, []
+    learn, found, bs, numbers = self.learn, step.recordings[True], step.input.dl.bs, []
     for i in range(first, last):
-        count(i)
+        learn.iter = i
+        for o in calls: o()
+        learn.recorder.lrs.append(learn.opt.hypers[-1]['lr'])
         numbers.append(found.update.plan.numbers())
     found.update.set(numbers, first)
-    replay, learn = found.replay, self.learn
+    replay = found.replay
     for o in self.timers: replay = partial(o.part.replay, replay, bs)
     for _ in range(first, last):
         replay()
@@ -400,13 +404,3 @@ def launch(self:GraphedStepCallback, step, first, last, count):
     learn.pred, learn.loss, _ = found.out
     self.count_replays(step, last-first)
     for o in of_kind(learn.cbs, MonitorCallback): o.count((last-first)*bs)
-
-def counting(learn): # A function, called before each step's numbers are taken
-    events = 'before_batch', 'after_step', 'after_batch'
-    calls = [partial(o, name) for name in events for o in acting(learn, 'counts', [name])
-             if o is not learn.recorder]
-    def count(i):
-        learn.iter = i
-        for o in calls: o()
-        learn.recorder.lrs.append(learn.opt.hypers[-1]['lr'])
-    return count

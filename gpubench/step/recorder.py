@@ -51,11 +51,9 @@ class DeferredRecorder(Recorder):
             vars(self)['losses'].append(smooth.value)
     def __reduce__(self): # without gpubench
         self.read()
-        return Recorder, (), {k: v for k,v in vars(self).items() if k not in _OURS}
+        return Recorder, (), vars(self)
 
 # %% ../../nbs/step/07_recorder.ipynb #1cd310d6
-_OURS = 'every', 'pending', 'why_not'
-
 def defer(recorder): # A fastai `Recorder`, which keeps what it has recorded
     "Let a recorder read losses late"
     recorder.pending = []
@@ -64,4 +62,4 @@ def defer(recorder): # A fastai `Recorder`, which keeps what it has recorded
 def undefer(recorder):
     recorder.read()
     object.__setattr__(recorder, '__class__', Recorder)
-    for o in _OURS: vars(recorder).pop(o, None)
+    for o in 'every', 'pending', 'why_not': vars(recorder).pop(o, None)
