@@ -104,8 +104,6 @@ def _memory_in(o): # address -> storage
     memory = [t.untyped_storage() for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
     return {o.data_ptr(): o for o in memory}
 
-class HostRead(RuntimeError): pass
-
 # %% ../../nbs/step/02_capture.ipynb #ff475565
 class _Tape(TorchDispatchMode):
     "Records operations"
@@ -114,9 +112,9 @@ class _Tape(TorchDispatchMode):
         self.calls, self.found, self.made = [], {}, set()         # `found`: memory, and a copy
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default: raise HostRead(
+        if func is torch.ops.aten._local_scalar_dense.default: raise StateError(
             'A value was read on the host (by .item(), or a branch on a tensor), '
-            'which a graph cannot repeat.')
+            'which a captured graph cannot repeat.')
         kwargs = kwargs or {}
         for k,memory in _memory_in((args, kwargs)).items():
             if k not in self.made and k not in self.found: self.found[k] = memory, memory.clone()
@@ -157,7 +155,7 @@ class TapeCapture:
 def why_failed(e):
     "Why a step couldn't be captured, in a sentence"
     words, line = str(e).partition('\n')[0], user_line(e)
-    if isinstance(e, HostRead) or 'captur' in words:
+    if 'captur' in words:
         return f"A step that is captured can't wait for a value, as {line or 'its code'} does (such as by `.item()`)."
     return f'{type(e).__name__}: {words}' + (f' ({line})' if line else '')
 
