@@ -179,7 +179,6 @@ class Hook:
 # %% ../../nbs/step/02_capture.ipynb #054de8dd
 class JoiningCallback(Callback):
     "Acts when it joins a Learner and when it leaves; exported, it's a `Callback` that does nothing"
-    graph_safe = 'counts'
     @property
     def learn(self): return self.__dict__.get('_learn')
     @learn.setter

@@ -27,13 +27,12 @@ EPOCH_EVENTS = """before_epoch before_train after_cancel_train after_train befor
 
 # %% ../../nbs/step/03_turns.ipynb #c037e0bf
 _ROLES = {
-    'part': 'MixedPrecision GradientClip GradientAccumulation MixUp CutMix '  # of the step
-            'ParallelCallback',
-    'reads losses': 'LRFinder TerminateOnNaNCallback',                        # each of them
-    'counts': 'TrainEvalCallback ParamScheduler',                             # beside each replay
-    'clock': 'StepTimerCallback StepTimerEdgeCallback MonitorCallback',       # in its own way
+    'part': 'MixedPrecision GradientClip GradientAccumulation MixUp CutMix ParallelCallback',
+    'reads losses': 'LRFinder TerminateOnNaNCallback',     # each of them
+    'counts': 'TrainEvalCallback ParamScheduler',          # beside each replay
     '': 'Recorder ProgressCallback ShowGraphCallback CSVLogger CastToTensor ChannelsLast '
-        'EarlyStoppingCallback SaveModelCallback ReduceLROnPlateau SkipToEpoch GatherPredsCallback'}
+        'EarlyStoppingCallback SaveModelCallback ReduceLROnPlateau SkipToEpoch '
+        'GatherPredsCallback StepTimerCallback StepTimerEdgeCallback MonitorCallback'}
 ROLES = {name: role for role,names in _ROLES.items() for name in names.split()}
 
 def is_stock(method)->bool: # A class, a method or what stands in for one
