@@ -368,12 +368,11 @@ def record(self:Step, is_last, capture, loss): # A loss like those of the step
     before = update.grads
     zeros = before if adds else [torch.zeros_like(o) for o in before]
     def step():
-        if not adds:
-            for p in plan.params:
-                if p.requires_grad: p.grad = None
+        for p,zero in zip(plan.params, zeros):
+            p.grad = zero if adds or not p.requires_grad else None
         out = self.backward(*self.input.batch())
         for p,zero in zip(plan.params, zeros):
-            if p.grad is None or not p.requires_grad: p.grad = zero
+            if p.grad is None: p.grad = zero
         update.grads = [p.grad for p in plan.params]
         if is_last: self.finish(plan, partial(update, out[1]))
         if is_last and adds: torch._foreach_zero_(update.grads)
