@@ -289,7 +289,8 @@ class Step:
     ):
         self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
         self.input, self.compile = input, compile
-        self.average = next((o.average for o in parts.values() if hasattr(o, 'average')), None)
+        averages = (o.average for o in parts.values() if hasattr(type(o), 'average'))
+        self.average = next(averages, None)                    # of the gradients of all devices
         self.recordings = {}                                   # by `is_last`
         self.clip, cast = parts.get(GradientClip), parts.get(MixedPrecision)
         is_fp16 = cast and AMPMode(cast.amp_mode)==AMPMode.FP16
