@@ -99,6 +99,7 @@ class GraphedStepCallback(FusedStepCallback):
     def forget(self):
         for o in self.steps.values(): o.recordings.clear()     # the graphs are in cycles
         self.steps = {}
+    def before_train(self): pass                 # a fit begins after everybody's
     def after_train(self):
         self.end_replays()
         if self.parts and MixHandler in self.parts: self.parts[MixHandler].run_train = True
@@ -131,6 +132,7 @@ def find_reason(self:GraphedStepCallback):
 def decide(self:GraphedStepCallback):
     "May steps be captured in this epoch, and who is there?"
     self.after_train()                           # an epoch may have been cancelled
+    if self.learn.train_iter==0: self.begin_fit()
     if self.why_not: return
     if why := self.find_reason(): return self.give_up(why)
     if acting(self.learn, 'stranger', EPOCH_EVENTS): self.forget()
