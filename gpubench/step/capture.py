@@ -104,8 +104,6 @@ def _memory_in(o): # address -> storage
     memory = [t.untyped_storage() for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
     return {o.data_ptr(): o for o in memory}
 
-class HostRead(RuntimeError): pass
-
 # %% ../../nbs/step/02_capture.ipynb #ff475565
 class _Tape(TorchDispatchMode):
     "Records operations"
@@ -114,9 +112,9 @@ class _Tape(TorchDispatchMode):
         self.calls, self.found, self.made = [], {}, set()         # `found`: memory, and a copy
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default: raise HostRead(
+        if func is torch.ops.aten._local_scalar_dense.default: raise StateError(
             'A value was read on the host (by .item(), or a branch on a tensor), '
-            'which a graph cannot repeat.')
+            'which a captured graph cannot repeat.')
         kwargs = kwargs or {}
         for k,memory in _memory_in((args, kwargs)).items():
             if k not in self.made and k not in self.found: self.found[k] = memory, memory.clone()
@@ -157,7 +155,7 @@ class TapeCapture:
 def why_failed(e):
     "Why a step couldn't be captured, in a sentence"
     words, line = str(e).partition('\n')[0], user_line(e)
-    if isinstance(e, HostRead) or 'captur' in words:
+    if 'captur' in words:
         return f"A step that is captured can't wait for a value, as {line or 'its code'} does (such as by `.item()`)."
     return f'{type(e).__name__}: {words}' + (f' ({line})' if line else '')
 
@@ -181,7 +179,6 @@ class Hook:
 # %% ../../nbs/step/02_capture.ipynb #054de8dd
 class JoiningCallback(Callback):
     "Acts when it joins a Learner and when it leaves; exported, it's a `Callback` that does nothing"
-    graph_safe = 'counts'
     @property
     def learn(self): return self.__dict__.get('_learn')
     @learn.setter
@@ -288,11 +285,12 @@ class Step:
         learn,         # A Learner with such a batch
         input,         # What a graph reads, such as `Copied`
         parts,         # Class -> callback of fastai's that is a part of the step
-        average=None,  # Averages the gradients of all devices
         compile=False, # Compile the network?
     ):
         self.model, self.loss_func, self.opt = learn.model, learn.loss_func, learn.opt
-        self.input, self.average, self.compile = input, average, compile
+        self.input, self.compile = input, compile
+        averages = (o.average for o in parts.values() if hasattr(type(o), 'average'))
+        self.average = next(averages, None)                    # of the gradients of all devices
         self.recordings = {}                                   # by `is_last`
         self.clip, cast = parts.get(GradientClip), parts.get(MixedPrecision)
         is_fp16 = cast and AMPMode(cast.amp_mode)==AMPMode.FP16
@@ -350,7 +348,7 @@ def eager(self:Step, learn, is_last): # What `backward` returns
         out = self.backward(*with_batch_tfms(self.input.feed_dl, learn.xb, learn.yb))
     if is_last:
         plan = self.opt.plan()
-        self.finish(plan, Update(plan, [p.grad for p in plan.params]).step)     # as a graph does
+        self.finish(plan, Update(plan).step)     # as a graph does
         self.opt.zero_grad()
     return out
 
@@ -366,29 +364,24 @@ def __call__(self:Step, learn, is_last):
 @patch
 def record(self:Step, is_last, capture, loss): # A loss like those of the step
     plan, adds = self.opt.plan(), self.share is not None
-    before = [p.grad for p in plan.params]
+    update = Update(plan, self.input.n)
+    update.at, update.losses = self.input.at, update.losses.to(loss.dtype)
+    before = update.grads
     zeros = before if adds else [torch.zeros_like(o) for o in before]
-    update, n = Update(plan, before), self.input.n
-    update.at, update.losses = self.input.at, update.numbers.new_zeros(n, dtype=loss.dtype)
-    update.numbers = update.numbers.new_zeros((n, *update.numbers.shape[1:]))
     def step():
-        if not adds:
-            for p in plan.params:
-                if p.requires_grad: p.grad = None
+        for p,zero in zip(plan.params, zeros):
+            p.grad = zero if adds or not p.requires_grad else None
         out = self.backward(*self.input.batch())
         for p,zero in zip(plan.params, zeros):
-            if p.grad is None or not p.requires_grad: p.grad = zero
-        def step_weights():
-            update.grads = [p.grad for p in plan.params]
-            update(out[1])
-        if is_last: self.finish(plan, step_weights)
+            if p.grad is None: p.grad = zero
+        update.grads = [p.grad for p in plan.params]
+        if is_last: self.finish(plan, partial(update, out[1]))
         if is_last and adds: torch._foreach_zero_(update.grads)
         return out
     try:
         replay, out = capture.record(step)
-        reached = [p for ps in self.opt.param_lists for p in ps if p.grad is not None]
-        if list(map(id, reached))!=list(map(id, plan.params)):
-            raise StateError("Its steps don't always reach the same parameters.")
+        if not plan.is_current(): raise StateError(
+            "Its steps don't always reach the same parameters.")
     except BaseException:                              # also an interrupt
         for p,g in zip(plan.params, before): p.grad = g
         raise

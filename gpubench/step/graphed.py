@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from fastai.callback.core import CancelBatchException, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.mixup import MixHandler
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.training import GradientAccumulation
 from fastai.torch_core import find_bs
@@ -25,9 +26,8 @@ from .kept import host_state
 from ..watch.monitor import MonitorCallback
 from .optim import FusedOptimizer, fuse, recipe_of, unfuse
 from .recorder import DeferredRecorder
-from ..watch.timing import StepTimerCallback, _StandIn, acts
-from .turns import (
-    BATCH_EVENTS, EPOCH_EVENTS, KnownCallbacks, observers, role_of, strangers, why_eager)
+from ..watch.timing import StepTimerCallback, _StandIn
+from .turns import BATCH_EVENTS, EPOCH_EVENTS, acting, parts_of, why_eager
 
 # %% ../../nbs/step/09_graphed.ipynb #c5037f05
 class FusedStepCallback(JoiningCallback):
@@ -37,15 +37,15 @@ class FusedStepCallback(JoiningCallback):
     def leave(self):
         if self.ours: unfuse(self.ours)
         self.ours = None
-    def before_fit(self):
+    def before_train(self):
+        if self.learn.train_iter==0: self.begin_fit()         # which a validation isn't
+    def begin_fit(self):
         self.why_not, opt = '', self.learn.opt
-        if opt is None: return                                # `validate` needs no optimizer
-        was_fused = isinstance(opt, FusedOptimizer)
+        if not isinstance(opt, FusedOptimizer): self.ours = opt
         try: fuse(opt, self.learn.model)
         except InputError as e:
             unfuse(opt)
-            return self.give_up(str(e))
-        if not was_fused: self.ours = opt
+            self.give_up(str(e))
     def give_up(self, why):
         self.why_not = why
         warnings.warn(why)
@@ -65,9 +65,9 @@ class GraphedStepCallback(FusedStepCallback):
     `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
     order, graph_safe = TrainEvalCallback.order+1, 'counts'
     n_replays, n_done = 0, None                  # ever; in the last fit
-    is_new_fit = has_warned = False              # `has_warned`: of many shapes
+    has_warned = False                           # of many shapes
     may_transform = True                         # may batch transforms be a part of the graph?
-    known = None                                 # callbacks of an epoch; None: it trains eagerly
+    parts = None                                 # of the step in this epoch; None: it's fastai's
     replaying = None                             # the `Step` whose last batch was a replay
     gathered = None                              # `Gathered`, within an epoch of replays
     def __init__(self,
@@ -99,11 +99,11 @@ class GraphedStepCallback(FusedStepCallback):
     def forget(self):
         for o in self.steps.values(): o.recordings.clear()     # the graphs are in cycles
         self.steps = {}
-    def before_fit(self): self.is_new_fit = True     # maybe of a validation only
+    def before_train(self): pass                 # a fit begins after everybody's
     def after_train(self):
         self.end_replays()
-        if self.known and self.known.mixed: self.known.mixed.run_train = True
-        self.known = self.gathered = None
+        if self.parts and MixHandler in self.parts: self.parts[MixHandler].run_train = True
+        self.parts = self.gathered = None
     after_cancel_train = after_fit = after_train
     def give_up(self, why):
         super().give_up(f'Steps run eagerly instead of as a graph: {why}')
@@ -112,9 +112,8 @@ class GraphedStepCallback(FusedStepCallback):
 # %% ../../nbs/step/09_graphed.ipynb #b4e6c4fb
 @patch
 def begin_fit(self:GraphedStepCallback):
-    self.is_new_fit = self.has_warned = False
-    self.may_transform, self.n_done = True, 0
-    FusedStepCallback.before_fit(self)
+    self.has_warned, self.may_transform, self.n_done = False, True, 0
+    FusedStepCallback.begin_fit(self)
     is_scaled = any(o.scaler for o in self.steps.values())     # by a scaler of one fit
     if not self.alone or is_scaled or len(self.steps)>=MAX_SHAPES: self.forget()
     device = next(self.learn.model.parameters()).device
@@ -133,22 +132,23 @@ def find_reason(self:GraphedStepCallback):
 def decide(self:GraphedStepCallback):
     "May steps be captured in this epoch, and who is there?"
     self.after_train()                           # an epoch may have been cancelled
-    if self.is_new_fit: self.begin_fit()
+    if self.learn.train_iter==0: self.begin_fit()
     if self.why_not: return
     if why := self.find_reason(): return self.give_up(why)
-    if strangers(self.learn, EPOCH_EVENTS): self.forget()
-    self.known = KnownCallbacks(self.learn)
-    if self.known.mixed: self.known.mixed.run_train = False
+    if acting(self.learn, 'stranger', EPOCH_EVENTS): self.forget()
+    self.parts = dict(parts_of(self.learn))
+    if MixHandler in self.parts: self.parts[MixHandler].run_train = False
+    self.beside = [o for k in ('counts', 'looks') for o in acting(self.learn, k, ['after_step'])]
 
 # %% ../../nbs/step/09_graphed.ipynb #allb0001
 @patch
 def _all_batches(self:GraphedStepCallback):
     learn = self.learn
     if learn.training: self.decide()
-    if not (learn.training and self.known): return self.epoch_hook.inner()
+    if not learn.training or self.parts is None: return self.epoch_hook.inner()
     dl = learn.dl.dl if isinstance(learn.dl, _StandIn) else learn.dl     # a timer's, for its loader
-    if gathers(learn, dl, self.known): return self.train_gathered(dl)
-    if isinstance(dl, FeedDL) and not observers(learn, [*BATCH_EVENTS, *EPOCH_EVENTS]):
+    if gathers(learn, dl, self.parts): return self.train_gathered(dl)
+    if isinstance(dl, FeedDL) and not acting(learn, 'looks', [*BATCH_EVENTS, *EPOCH_EVENTS]):
         dl.is_bare = self.may_transform and dl.can_be_bare
     self.epoch_hook.inner()
 
@@ -178,29 +178,29 @@ def of_kind(cbs, kind): return [o for o in cbs if isinstance(o, kind)]
 @patch
 def _one_batch(self:GraphedStepCallback):
     learn = self.learn
-    known = self.known if learn.training and len(learn.yb) else None
-    step = known and self.find_step()
+    parts = self.parts if learn.training and len(learn.yb) else None
+    step = None if parts is None else self.find_step()
     if not step:
         self.end_replays()
         learn.xb, learn.yb = network_batch(learn)
-        if known and known.mixed: known.mixed.before_batch()       # which hasn't run
+        if parts and MixHandler in parts: parts[MixHandler].before_batch()     # which hasn't run
         return self.step_hook.inner()
-    if cast := known.parts.get(MixedPrecision): cast.after_loss()      # leaves its autocast
-    last = steps_after(known.parts.get(GradientAccumulation), find_bs(learn.yb))
+    if cast := parts.get(MixedPrecision): cast.after_loss()      # leaves its autocast
+    last = steps_after(parts.get(GradientAccumulation), find_bs(learn.yb))
     learn.pred, learn.loss, changed = self.train(step, last)
     if last: self.note_scale(step)
     if changed: learn.xb, learn.yb = changed         # for metrics, and for callbacks at its end
     learn.loss_grad = learn.loss
     for o in of_kind(learn.cbs, MonitorCallback): o('after_backward')   # it counts what was trained
     if not last: raise CancelBatchException()
-    for o in known.beside: o('after_step')
+    for o in self.beside: o('after_step')
 
 # %% ../../nbs/step/09_graphed.ipynb #8406126b
 @patch
 def find_step(self:GraphedStepCallback):
     "The `Step` of batches like this one; None: it is left to fastai"
     if not self.replaying: self.forget_stale()
-    learn, known = self.learn, self.known
+    learn = self.learn
     key = self.gathered.key if self.gathered else batch_key(learn)
     if key is None: return self.give_up('A batch holds more than tensors.')
     if key in self.steps: return self.steps[key]
@@ -210,7 +210,7 @@ def find_step(self:GraphedStepCallback):
         self.has_warned = True
         return None
     read = self.gathered or Copied(learn.xb, learn.yb, bare_loader(learn))
-    self.steps[key] = step = Step(learn, read, known.parts, known.average, self.compile)
+    self.steps[key] = step = Step(learn, read, self.parts, self.compile)
     step.n_left = 1 if self.n_replays else N_WARM_UP            # kernels are loaded
     if isinstance(learn.model, DistributedDataParallel): step.n_left = N_WARM_UP_DDP
     return step
@@ -313,11 +313,11 @@ def try_out(self:GraphedStepCallback, step, is_last):
     return out
 
 # %% ../../nbs/step/09_graphed.ipynb #36e36a44
-def gathers(learn, dl, known):
+def gathers(learn, dl, parts):
     "Can graphs gather a loader's batches, as nobody looks at them or needs each loss?"
-    if GradientAccumulation in known.parts or observers(learn, BATCH_EVENTS): return False
+    if GradientAccumulation in parts or acting(learn, 'looks'): return False
     recorder = getattr(learn, 'recorder', None)
-    is_late = isinstance(recorder, DeferredRecorder) and recorder.is_late
+    is_late = isinstance(recorder, DeferredRecorder) and not recorder.why_not
     if not is_late or not isinstance(dl, PixelDL) or not dl.is_plain: return False
     return dl.dataset.x.device==next(learn.model.parameters()).device
 
@@ -349,7 +349,7 @@ def train_gathered(self:GraphedStepCallback, dl): # A `PixelDL`
     while i<len(dl):
         self.gathered = gathered if i<n else None
         if not self.replaying: self.forget_stale()
-        step = self.steps.get(gathered.key) if self.known and self.gathered else None
+        step = self.steps.get(gathered.key) if self.gathered and self.parts is not None else None
         if step and True in step.recordings and step.recordings[True].n>1:     # it was tried
             self.replay_gathered(step, i, n)
             i = n
@@ -365,7 +365,10 @@ _N_AT_ONCE = 16   # replays between two looks at losses and the progress bar
 def replay_gathered(self:GraphedStepCallback, step, i, n):
     "Train on the batches from `i` up to `n`"
     learn, recorder, last, waiting = self.learn, self.learn.recorder, i, []
-    on_device, count = step.recordings[True].update.losses, counting(learn)
+    on_device = step.recordings[True].update.losses
+    events = 'before_batch', 'after_step', 'after_batch'
+    calls = [partial(o, name) for name in events for o in acting(learn, 'counts', [name])
+             if o is not recorder]
     losses = torch.empty(len(on_device), dtype=on_device.dtype, pin_memory=on_device.is_cuda)
     def finish(first, last, wait):
         wait()
@@ -378,7 +381,7 @@ def replay_gathered(self:GraphedStepCallback, step, i, n):
     try:
         while last<n:
             first, last = last, min(n, last+min(_N_AT_ONCE, last-i+1))  # soon after the first
-            self.launch(step, first, last, count)
+            self.launch(step, first, last, calls)
             losses[first:last].copy_(on_device[first:last], non_blocking=True)
             waiting.append((first, last, self.capture.mark()))
             if len(waiting)>2: finish(*waiting.pop(0))
@@ -386,14 +389,16 @@ def replay_gathered(self:GraphedStepCallback, step, i, n):
         for o in waiting: finish(*o)
 
 @patch
-def launch(self:GraphedStepCallback, step, first, last, count):
+def launch(self:GraphedStepCallback, step, first, last, calls): # `calls`: of those that count
     "Replays for the batches from `first` up to `last`"
-    found, bs, numbers = step.recordings[True], step.input.dl.bs, []
+    learn, found, bs, numbers = self.learn, step.recordings[True], step.input.dl.bs, []
     for i in range(first, last):
-        count(i)
+        learn.iter = i
+        for o in calls: o()
+        learn.recorder.lrs.append(learn.opt.hypers[-1]['lr'])
         numbers.append(found.update.plan.numbers())
     found.update.set(numbers, first)
-    replay, learn = found.replay, self.learn
+    replay = found.replay
     for o in self.timers: replay = partial(o.part.replay, replay, bs)
     for _ in range(first, last):
         replay()
@@ -401,13 +406,3 @@ def launch(self:GraphedStepCallback, step, first, last, count):
     learn.pred, learn.loss, _ = found.out
     self.count_replays(step, last-first)
     for o in of_kind(learn.cbs, MonitorCallback): o.count((last-first)*bs)
-
-def counting(learn): # A function, called before each step's numbers are taken
-    cbs = [o for o in learn.cbs.sorted('order') if role_of(o)=='counts' and o is not learn.recorder]
-    events = 'before_batch', 'after_step', 'after_batch'
-    calls = [partial(o, name) for name in events for o in cbs if acts(o, (name,))]
-    def count(i):
-        learn.iter = i
-        for o in calls: o()
-        learn.recorder.lrs.append(learn.opt.hypers[-1]['lr'])
-    return count

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..data.item_tfms import random_states_kept
 from .capture import JoiningCallback, search_kernels, network_batch
 from .kept import copying_computed
-from .turns import EPOCH_EVENTS, is_watched, own_methods, strangers
+from .turns import EPOCH_EVENTS, acting, is_watched, own_methods
 
 # %% ../../nbs/step/04_layout.ipynb #layout11
 def _tensors_in(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
@@ -40,7 +40,7 @@ class ChannelsLastCallback(JoiningCallback):
     def leave(self): self.move_back()
     def before_fit(self): self.is_decided, self.tried, self.n_now = False, None, 0
     def before_train(self):
-        if strangers(self.learn, EPOCH_EVENTS): self.is_decided, self.tried = False, None
+        if acting(self.learn, 'stranger', EPOCH_EVENTS): self.is_decided, self.tried = False, None
     before_validate = before_train
     def before_batch(self):
         if not (self.training or self.moved): return
@@ -64,7 +64,7 @@ class ChannelsLastCallback(JoiningCallback):
 @patch
 def decide(self:ChannelsLastCallback):
     learn, network = self.learn, [*self.model.modules()]
-    self.is_decided = not strangers(learn)
+    self.is_decided = not acting(learn, 'stranger')
     if network!=self.tried: self.tried, self.refused = network, None
     own = [o for o in own_methods(learn) if o in ('one_batch', '_do_one_batch')]
     if isinstance(self.model, DistributedDataParallel):

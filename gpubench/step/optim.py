@@ -217,15 +217,15 @@ def is_plain(p, g):
 
 # %% ../../nbs/step/01_optim.ipynb #f5843ffa
 class Update:
-    "A plan's step with these gradients by row `at` of `numbers`; `losses` keeps each row's loss"
-    def __init__(self, plan, grads):
-        self.plan, self.grads = plan, grads
-        device = plan.about.device
-        self.kernel = kernel_for(device) if all(map(is_plain, plan.params, grads)) else None
-        self.tensors = plan.about.new_zeros(len(grads), 4)
-        self.at, self.losses = plan.about.new_zeros(1), torch.zeros(1, device=device)
+    "A plan's step with its gradients by row `at` of `numbers`; `losses` keeps each row's loss"
+    def __init__(self, plan, n=1): # `n` rows
+        self.plan, self.grads, device = plan, [p.grad for p in plan.params], plan.about.device
+        is_all_plain = all(map(is_plain, plan.params, self.grads))
+        self.kernel = kernel_for(device) if is_all_plain else None
+        self.tensors = plan.about.new_zeros(len(self.grads), 4)
+        self.at, self.losses = plan.about.new_zeros(1), torch.zeros(n, device=device)
         self.n_done = torch.zeros(1, dtype=torch.int32, device=device)
-        self.numbers = torch.zeros(1, len(plan.opt.hypers), len(NUMBERS), device=device)
+        self.numbers = torch.zeros(n, len(plan.opt.hypers), len(NUMBERS), device=device)
         self.point()
     def rows(self): # (parameter, gradient, moments or None)
         for (_,p,s),g in zip(self.plan.found, self.grads):
@@ -318,7 +318,7 @@ class FusedOptimizer(Optimizer):
     def step(self, closure=None):
         plan = self._plan
         if plan and plan.is_ahead and closure is None and plan.is_current():     # among replays
-            return Update(plan, [p.grad for p in plan.params]).step()
+            return Update(plan).step()
         self.settle()
         recipe = recipe_of(self)
         if recipe is None: return unfuse(self).step(closure)

@@ -8,13 +8,7 @@ __all__ = ['DeferredRecorder', 'defer', 'undefer']
 # %% ../../nbs/step/07_recorder.ipynb #023ecc9d
 import torch
 from fastai.learner import Recorder
-from .turns import role_of, strangers
-
-# %% ../../nbs/step/07_recorder.ipynb #24e22445
-def loss_readers(learn)->list: # Names
-    "Callbacks that may need the loss of each batch"
-    known = [o for o in learn.cbs if role_of(o)=='reads losses']
-    return [o.name for o in (*strangers(learn), *known)]
+from .turns import acting
 
 # %% ../../nbs/step/07_recorder.ipynb #fa34bcac
 def _read_first(name):
@@ -29,16 +23,17 @@ class DeferredRecorder(Recorder):
     "A `Recorder` that reads the losses of many steps at once"
     name, graph_safe = 'recorder', 'counts'
     losses, smooth_loss = map(_read_first, ('losses', 'smooth_loss'))
-    every, pending, is_late, why_not = 100, (), False, ''       # `every`: steps of a progress bar
+    every, why_not = 100, ''       # `every`: steps of a progress bar
     def before_fit(self):
-        readers = loss_readers(self.learn)
+        roles = 'stranger', 'reads losses'
+        readers = [cb.name for role in roles for cb in acting(self.learn, role)]
         if self.train_metrics: readers.append('Metrics of the training')
-        self.pending, self.is_late = [], not readers
-        self.why_not = '' if self.is_late else (
+        self.pending, self.why_not = [], ''
+        if readers: self.why_not = (
             f"{', '.join(readers)} may need each loss, so the host waits for it in every step.")
         super().before_fit()
     def after_batch(self):
-        if not (self.is_late and self.training and len(self.yb)): return super().after_batch()
+        if self.why_not or not self.training or not len(self.yb): return super().after_batch()
         self.pending.append(self.learn.loss.detach().mean())
         self.lrs.append(self.opt.hypers[-1]['lr'])
         is_due = len(self.pending)==self.every or self.iter+1==self.n_iter
@@ -56,16 +51,15 @@ class DeferredRecorder(Recorder):
             vars(self)['losses'].append(smooth.value)
     def __reduce__(self): # without gpubench
         self.read()
-        return Recorder, (), {k: v for k,v in vars(self).items() if k not in _OURS}
+        return Recorder, (), vars(self)
 
 # %% ../../nbs/step/07_recorder.ipynb #1cd310d6
-_OURS = 'every', 'pending', 'is_late', 'why_not'
-
 def defer(recorder): # A fastai `Recorder`, which keeps what it has recorded
     "Let a recorder read losses late"
+    recorder.pending = []
     object.__setattr__(recorder, '__class__', DeferredRecorder) # fastai warns of other ways
 
 def undefer(recorder):
     recorder.read()
     object.__setattr__(recorder, '__class__', Recorder)
-    for o in _OURS: vars(recorder).pop(o, None)
+    for o in 'every', 'pending', 'why_not': vars(recorder).pop(o, None)
