@@ -33,8 +33,9 @@ def slow_tfm(x):
     return x
 
 class SleepsCallback(Callback):
-    "Sleeps 30 ms after each training batch"
-    def after_batch(self): sleep(.03*self.training)
+    "Sleeps after each training batch"
+    def __init__(self, seconds=.03): self.seconds = seconds
+    def after_batch(self): sleep(self.seconds*self.training)
 
 def photos(item_tfms=(), device='cpu', n_workers=0, n=80):
     return ImageDataLoaders.from_folder(draw_birds(n), valid_pct=.2, bs=8, item_tfms=[Resize(32), *item_tfms], num_workers=n_workers, device=device)
@@ -140,12 +141,12 @@ def test_workers_end_with_their_glance():
 
 def test_a_later_epoch_of_decoded_images_is_a_whole_one():
     "It trains the images that the first one has decoded, and predicts all"
-    learn = small_cnn(photos([slow_tfm]))
+    learn = small_cnn(photos(), cbs=SleepsCallback(.1))
     decode_once(learn)
     with learn.no_bar(), learn.no_logging(): [found] = glance(learn, 'fit', 3, .3, 5.)
     learn.feed.release()
-    later = found.train[1]
-    assert later.n_seen<later.n_batches==8 and later.seconds()>later.seen_s
+    first, later = found.train
+    assert learn.feed.n_done and first.n_seen==later.n_seen<later.n_batches==8 and later.seconds()>later.seen_s
 
 # ---- made ones
 
