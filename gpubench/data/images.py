@@ -32,11 +32,11 @@ from fastai.vision import core as vision
 from fastai.vision.augment import FlipItem
 from fastai.vision.core import ToTensor
 from torch.utils.data import DataLoader as TorchDataLoader
-from .batch_tfms import (
-    batch_transforms, functions_of, is_fastais, is_untouched)
+from .batch_tfms import batch_transforms, functions_of, is_fastais, is_untouched
 from .item_tfms import (
-    BYTES_CLASSES, ITEM_TFMS, KeptImages, Recipe, random_states_kept, shared, stamp_of)
-from ..ground.core import InputError, StateError, memory_bytes, n_cores
+    BYTES_CLASSES, ITEM_TFMS, KeptImages, Recipe, shared, stamp_of)
+from ..ground.core import (
+    InputError, StateError, memory_bytes, n_cores, random_states_kept)
 
 # %% ../../nbs/data/07_images.ipynb #imgs0013
 class NotTaken(Exception):

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['NO_BF16', 'MIN_CORES', 'UserError', 'InputError', 'StateError', 'user_line', 'user_place', 'hide_known_warnings',
            'nearest', 'one_of', 'is_number', 'check_value', 'check_whole', 'find_devices', 'pick_device', 'wait_for',
-           'free_memory', 'has_bf16', 'end_process', 'file_text', 'is_wsl2', 'in_container', 'cpu_quota',
-           'memory_bytes', 'n_visible_cores', 'n_cores', 'open_nvml', 'driver_version', 'package_version',
+           'free_memory', 'random_states_kept', 'has_bf16', 'end_process', 'file_text', 'is_wsl2', 'in_container',
+           'cpu_quota', 'memory_bytes', 'n_visible_cores', 'n_cores', 'open_nvml', 'driver_version', 'package_version',
            'allows_tf32', 'inherited', 'describe_machine', 'machine_title']
 
 # %% ../../nbs/ground/00_core.ipynb #bd49ac28
@@ -18,10 +18,12 @@ import math
 import numbers
 import os
 import platform
+import random
 import re
 import signal
 import traceback
 import warnings
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from multiprocessing import get_all_start_methods, get_start_method
@@ -163,6 +165,19 @@ def free_memory():
     if not torch.cuda.is_initialized(): return  # other calls start CUDA, which a fork must not
     torch.cuda.empty_cache()
     for i in range(torch.cuda.device_count()): torch.cuda.reset_peak_memory_stats(i)
+
+# %% ../../nbs/ground/00_core.ipynb #itfm0006
+@contextmanager
+def random_states_kept(*gpus): # Devices
+    "Afterwards, random numbers of Python, NumPy, PyTorch and these GPUs are as before"
+    import numpy as np
+    import torch
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(gpus): yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 # %% ../../nbs/ground/00_core.ipynb #b16f0003
 NO_BF16 = ('This GPU has no bf16: PyTorch would emulate it slowly below compute capability 8.0. '

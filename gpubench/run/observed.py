@@ -18,11 +18,10 @@ from fastai.basics import Callback, patch
 from fastai.callback.all import MixedPrecision
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..ground.core import StateError, allows_tf32, one_of
+from ..ground.core import StateError, allows_tf32, one_of, random_states_kept
 from ..ground.record import FIELDS, PHASE_NAMES
 from ..ground.stats import median_ci
 from ..data.images import WORKER
-from ..data.item_tfms import random_states_kept
 from ..watch.timing import is_time
 from ..step.capture import network_batch
 from ..step.kept import copying_computed

@@ -19,8 +19,8 @@ from fastai.callback.all import (
     CSVLogger, ProgressCallback, ShowGraphCallback, TrackerCallback)
 from torch.nn.parameter import is_lazy
 
-from ..ground.core import InputError, StateError, check_value, free_memory
-from ..data.item_tfms import random_states_kept
+from ..ground.core import (
+    InputError, StateError, check_value, free_memory, random_states_kept)
 from ..step.fast import speed_up
 from ..step.kept import copying_computed
 

@@ -15,7 +15,7 @@ from fastai.torch_core import to_float
 from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
-from ..data.item_tfms import random_states_kept
+from ..ground.core import random_states_kept
 from .capture import JoiningCallback, search_kernels, network_batch
 from .kept import copying_computed
 from .turns import EPOCH_EVENTS, acting, is_watched, own_methods
