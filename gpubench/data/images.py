@@ -182,8 +182,8 @@ class ImageSet:
     "The images of a loader: what is done to them, what is kept of them, and rooms for batches"
     def __init__(self, key, n_bytes, n_workers): # `n_bytes` for what is kept, at most
         self.key, self.n_bytes, self.n_workers = key, n_bytes, n_workers
-        self.stages = self.state = None         # of the next pass; of those that workers know
-        self.kept = None
+        self.stages = None                      # of the next pass
+        self.made = self.state = self.kept = None # stages that workers know, and their state
     @property
     def n_decoded(self): return int(self.kept.counts[1]) if self.kept else 0 # items, by workers
     @property
@@ -200,18 +200,18 @@ class ImageSet:
         if self.kept is None or self.state[:2]!=state[:2]: # recipe and number of items
             n_bytes = max(0, self.n_bytes-sum(o.nbytes for o in self.values))
             self.kept = KeptImages(stages.n_items, len(images), n_bytes)
-        self.state = state # last, if memory runs out
+        self.made, self.state = stages, state # last, if memory runs out
     def fill(self, room, first, seed, items, is_last): # `items`: positions, and the user's files
         "In a worker: write items into a room, from row `first` on; returns `is_last` of its batch"
         for j,(i,own) in enumerate(items):
-            arrays = self.arrays(i, self.stages.files(i, own))
+            arrays = self.arrays(i, self.made.files(i, own))
             if room is None: continue # they will be needed later
-            _write(self.stages.recipe.finish(arrays, seed+j), self.rooms[room].views, first+j)
-            if not self.has_values[i]: _write(self.stages.values(i), self.values, i)
+            _write(self.made.recipe.finish(arrays, seed+j), self.rooms[room].views, first+j)
+            if not self.has_values[i]: _write(self.made.values(i), self.values, i)
             self.has_values[i] = True
         return is_last
     def arrays(self, i, files):
-        decode = self.stages.recipe.decode
+        decode = self.made.recipe.decode
         if not all(isinstance(o, str) for o in files): return decode(files)
         stamp = stamp_of(files)
         arrays = self.kept.get(i, stamp)

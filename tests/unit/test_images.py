@@ -39,10 +39,8 @@ from gpubench.data.item_tfms import Recipe
 
 N, SIZE = 12, 16
 
-
 def pixels(i, w=24, h=20, channels=3):
     return np.random.default_rng(i).integers(0, 256, (h, w, channels)).astype(np.uint8)
-
 
 @pytest.fixture(scope='module')
 def files(tmp_path_factory):
@@ -52,22 +50,18 @@ def files(tmp_path_factory):
     for i,f in enumerate(out): Image.fromarray(pixels(i, 20+i, 30-i)).save(f)
     return out
 
-
 def label(f): return f.name[0]
 def number(f): return float(f.stem[2:])
 def is_valid(items): return list(range(8)), list(range(8, len(items)))
-
 
 def make_dls(files, item_tfms=None, blocks=(ImageBlock, CategoryBlock), get_y=label, bs=4, num_workers=0, kind='dataloaders', block={}, **kwargs):
     db = DataBlock(blocks, get_y=get_y, splitter=is_valid, item_tfms=item_tfms or Resize(SIZE, 'squish'), **block)
     return getattr(db, kind)(files, bs=bs, num_workers=num_workers, device='cpu', **kwargs)
 
-
 class SumLoss(BaseLoss):
     "Of anything: the prediction's mean plus the targets', so that no kind of label is special"
     def __init__(self): super().__init__(torch.nn.MSELoss)
     def __call__(self, pred, *ys, **kwargs): return (pred.float().mean()-sum(o.float().mean() for o in ys)).square()
-
 
 class AnyModel(torch.nn.Module):
     "Takes any images; has dropout, so that the order of PyTorch's draws matters"
@@ -78,13 +72,11 @@ class AnyModel(torch.nn.Module):
         x = torch.cat([o.float().flatten(1).mean(1, keepdim=True) for o in xs], 1).mean(1, keepdim=True)/255
         return self.dropout(x*self.weight)
 
-
 class Seen(Callback):
     "All batches"
     order = -5
     def after_create(self): self.batches = []
     def before_batch(self): self.batches.append((self.training, *[o.clone() for o in (*self.xb, *self.yb)]))
-
 
 def on(**events):
     "A callback with these functions"
@@ -92,21 +84,17 @@ def on(**events):
     for k,f in events.items(): setattr(cb, k, f)
     return cb
 
-
 def learner(dls, *cbs, loss=None, **kwargs):
     return Learner(dls, AnyModel(), loss_func=loss or SumLoss(), lr=.01, cbs=[Seen(), *cbs], **kwargs)
 
-
 def quiet(learn, f):
     with learn.no_bar(), learn.no_logging(): return f(learn)
-
 
 def fitted(make, *cbs, n=2, seed=3, **kwargs):
     set_seed(seed, reproducible=True)
     learn = learner(make(), *cbs, **kwargs)
     quiet(learn, lambda o: o.fit(n))
     return learn
-
 
 def check_same(ours, stock, max_off=0):
     assert len(ours.seen.batches)==len(stock.seen.batches)>0
@@ -115,7 +103,6 @@ def check_same(ours, stock, max_off=0):
         for x,y in zip(a[1:], b[1:]):
             assert (type(x), x.dtype, x.shape)==(type(y), y.dtype, y.shape)
             assert not x.numel() or (x.double()-y.double()).abs().max()<=max_off
-
 
 def check_fit(make, n_done=4, why_not='', max_off=0, **kwargs):
     "All batches, and all draws of the training, are those of stock fastai"
@@ -126,7 +113,6 @@ def check_fit(make, n_done=4, why_not='', max_off=0, **kwargs):
     assert (ours.model.weight-stock.model.weight).abs().max()<=max_off
     feed.release()
     return ours
-
 
 frame = lambda files: pd.DataFrame(dict(name=[f.stem for f in files], y=[label(f) for f in files], many=['a b' if i%3 else 'b' for i in range(N)],
                                         z=np.arange(N)/2, valid=[i>=8 for i in range(N)]))
@@ -628,6 +614,20 @@ def test_other_batches_and_images_need_other_rooms(files):
     for dl in learn.dls.loaders: dl.after_item.resize.size = (4*SIZE, 4*SIZE)
     same_again(learn, feed)
     feed.release()
+
+
+def test_sizes_that_change_within_an_epoch(files, monkeypatch):
+    "Workers know those for which their memory was made"
+    monkeypatch.setattr(images, 'memory_bytes', lambda: (0, 0))
+    def trained(*cbs):
+        learn = learner(make_dls(files, shuffle=False, block=dict(get_x=lambda f: f)), *cbs)
+        def resize(n):
+            for dl in learn.dls.loaders: dl.after_item.resize.size = (n, n)
+        learn.add_cb(on(before_epoch=lambda: resize(SIZE*(learn.epoch+1)), after_train=lambda: resize(SIZE)))
+        quiet(learn, lambda o: o.fit(3))
+        return learn
+    check_same(trained(feed := FeedCallback(2)), trained())
+    assert feed.n_done==6
 
 
 def test_images_of_several_sizes(files):
