@@ -37,15 +37,15 @@ class FusedStepCallback(JoiningCallback):
     def leave(self):
         if self.ours: unfuse(self.ours)
         self.ours = None
-    def before_train(self):
-        if self.learn.train_iter==0: self.begin_fit()         # which a validation isn't
-    def begin_fit(self):
+    def before_fit(self):
         self.why_not, opt = '', self.learn.opt
-        if not isinstance(opt, FusedOptimizer): self.ours = opt
+        if opt is None: return                                # `validate` needs no optimizer
+        was_fused = isinstance(opt, FusedOptimizer)
         try: fuse(opt, self.learn.model)
         except InputError as e:
             unfuse(opt)
-            self.give_up(str(e))
+            return self.give_up(str(e))
+        if not was_fused: self.ours = opt
     def give_up(self, why):
         self.why_not = why
         warnings.warn(why)
@@ -65,7 +65,7 @@ class GraphedStepCallback(FusedStepCallback):
     `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
     order, graph_safe = TrainEvalCallback.order+1, 'counts'
     n_replays, n_done = 0, None                  # ever; in the last fit
-    has_warned = False                           # of many shapes
+    is_new_fit = has_warned = False              # `has_warned`: of many shapes
     may_transform = True                         # may batch transforms be a part of the graph?
     parts = None                                 # of the step in this epoch; None: it's fastai's
     replaying = None                             # the `Step` whose last batch was a replay
@@ -99,7 +99,7 @@ class GraphedStepCallback(FusedStepCallback):
     def forget(self):
         for o in self.steps.values(): o.recordings.clear()     # the graphs are in cycles
         self.steps = {}
-    def before_train(self): pass                 # a fit begins after everybody's
+    def before_fit(self): self.is_new_fit = True     # maybe of a validation only
     def after_train(self):
         self.end_replays()
         if self.parts and MixHandler in self.parts: self.parts[MixHandler].run_train = True
@@ -112,8 +112,9 @@ class GraphedStepCallback(FusedStepCallback):
 # %% ../../nbs/step/09_graphed.ipynb #b4e6c4fb
 @patch
 def begin_fit(self:GraphedStepCallback):
-    self.has_warned, self.may_transform, self.n_done = False, True, 0
-    FusedStepCallback.begin_fit(self)
+    self.is_new_fit = self.has_warned = False
+    self.may_transform, self.n_done = True, 0
+    FusedStepCallback.before_fit(self)
     is_scaled = any(o.scaler for o in self.steps.values())     # by a scaler of one fit
     if not self.alone or is_scaled or len(self.steps)>=MAX_SHAPES: self.forget()
     device = next(self.learn.model.parameters()).device
@@ -132,13 +133,13 @@ def find_reason(self:GraphedStepCallback):
 def decide(self:GraphedStepCallback):
     "May steps be captured in this epoch, and who is there?"
     self.after_train()                           # an epoch may have been cancelled
-    if self.learn.train_iter==0: self.begin_fit()
+    if self.is_new_fit: self.begin_fit()
     if self.why_not: return
     if why := self.find_reason(): return self.give_up(why)
     if acting(self.learn, 'stranger', EPOCH_EVENTS): self.forget()
     self.parts = dict(parts_of(self.learn))
     if MixHandler in self.parts: self.parts[MixHandler].run_train = False
-    self.beside = [o for k in ('counts', 'looks') for o in acting(self.learn, k, ['after_step'])]
+    self.beside = acting(self.learn, ('counts', 'looks'), ['after_step'])
 
 # %% ../../nbs/step/09_graphed.ipynb #allb0001
 @patch
@@ -317,7 +318,7 @@ def gathers(learn, dl, parts):
     "Can graphs gather a loader's batches, as nobody looks at them or needs each loss?"
     if GradientAccumulation in parts or acting(learn, 'looks'): return False
     recorder = getattr(learn, 'recorder', None)
-    is_late = isinstance(recorder, DeferredRecorder) and not recorder.why_not
+    is_late = isinstance(recorder, DeferredRecorder) and recorder.why_not==''
     if not is_late or not isinstance(dl, PixelDL) or not dl.is_plain: return False
     return dl.dataset.x.device==next(learn.model.parameters()).device
 

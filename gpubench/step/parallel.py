@@ -63,7 +63,7 @@ class ParallelCallback(Callback):
     """Trains with the other ranks: equal weights at the start, averaged gradients at each step
 
     `is_on=False` doesn't average, which shows what averaging costs."""
-    order, graph_safe, is_on = MixedPrecision.order-5, 'counts', True
+    order, is_on = MixedPrecision.order-5, True
     ddp, key = None, None                      # PyTorch's wrapper, and what it was made for
     def __init__(self,
         all_reduce:str='buckets', # A name from `ALL_REDUCES`

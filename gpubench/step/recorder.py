@@ -23,17 +23,16 @@ class DeferredRecorder(Recorder):
     "A `Recorder` that reads the losses of many steps at once"
     name, graph_safe = 'recorder', 'counts'
     losses, smooth_loss = map(_read_first, ('losses', 'smooth_loss'))
-    every, why_not = 100, ''       # `every`: steps of a progress bar
+    every, pending, why_not = 100, (), None     # steps of a progress bar; losses; not asked yet
     def before_fit(self):
-        roles = 'stranger', 'reads losses'
-        readers = [cb.name for role in roles for cb in acting(self.learn, role)]
+        readers = [o.name for o in acting(self.learn, ['stranger', 'reads losses'])]
         if self.train_metrics: readers.append('Metrics of the training')
         self.pending, self.why_not = [], ''
         if readers: self.why_not = (
             f"{', '.join(readers)} may need each loss, so the host waits for it in every step.")
         super().before_fit()
     def after_batch(self):
-        if self.why_not or not self.training or not len(self.yb): return super().after_batch()
+        if self.why_not!='' or not self.training or not len(self.yb): return super().after_batch()
         self.pending.append(self.learn.loss.detach().mean())
         self.lrs.append(self.opt.hypers[-1]['lr'])
         is_due = len(self.pending)==self.every or self.iter+1==self.n_iter
@@ -56,7 +55,6 @@ class DeferredRecorder(Recorder):
 # %% ../../nbs/step/07_recorder.ipynb #1cd310d6
 def defer(recorder): # A fastai `Recorder`, which keeps what it has recorded
     "Let a recorder read losses late"
-    recorder.pending = []
     object.__setattr__(recorder, '__class__', DeferredRecorder) # fastai warns of other ways
 
 def undefer(recorder):

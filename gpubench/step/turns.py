@@ -11,6 +11,7 @@ import torch
 from fastai.callback.core import Callback
 from fastai.callback.hook import Hook as LayerHook, Hooks
 from fastai.callback.mixup import MixHandler
+from fastcore.basics import listify
 from torch.distributions import Beta
 from torch.nn.parallel import DistributedDataParallel
 from .capture import Hook
@@ -27,9 +28,10 @@ EPOCH_EVENTS = """before_epoch before_train after_cancel_train after_train befor
 
 # %% ../../nbs/step/03_turns.ipynb #c037e0bf
 _ROLES = {
+    # of a step; each loss; beside each replay; nothing that a step needs to know
     'part': 'MixedPrecision GradientClip GradientAccumulation MixUp CutMix ParallelCallback',
-    'reads losses': 'LRFinder TerminateOnNaNCallback',     # each of them
-    'counts': 'TrainEvalCallback ParamScheduler',          # beside each replay
+    'reads losses': 'LRFinder TerminateOnNaNCallback',
+    'counts': 'TrainEvalCallback ParamScheduler',
     '': 'Recorder ProgressCallback ShowGraphCallback CSVLogger CastToTensor ChannelsLast '
         'EarlyStoppingCallback SaveModelCallback ReduceLROnPlateau SkipToEpoch '
         'GatherPredsCallback StepTimerCallback StepTimerEdgeCallback MonitorCallback'}
@@ -64,11 +66,12 @@ def role_of(
 # %% ../../nbs/step/03_turns.ipynb #5d75de8f
 def acting(
     learn,               # A Learner
-    role,                # Such as 'stranger', which might change anything
+    roles,               # One or more, such as 'stranger', which might change anything
     events=BATCH_EVENTS, # Names of events
 )->list: # Callbacks
-    "Callbacks of a role that act at one of these events, in their order"
-    return [o for o in learn.cbs.sorted('order') if role_of(o)==role and acts(o, events)]
+    "Callbacks of these roles that act at one of these events, in their order"
+    roles, cbs = listify(roles), learn.cbs.sorted('order')
+    return [o for o in cbs if role_of(o) in roles and acts(o, events)]
 
 # %% ../../nbs/step/03_turns.ipynb #d4f67505
 def parts_of(learn)->list: # (class, callback); of `MixUp` and `CutMix`, it's `MixHandler`

@@ -105,8 +105,8 @@ def network(dtype):
 
 class CapturableCallback(FusedStepCallback):
     "The eager side of a captured step: the same arithmetic"
-    def begin_fit(self):
-        super().begin_fit()
+    def before_fit(self):
+        super().before_fit()
         opt = self.learn.opt
         opt.step = lambda: Update(opt.plan()).step()
 
