@@ -33,10 +33,8 @@ from fastai.vision.augment import FlipItem
 from fastai.vision.core import ToTensor
 from torch.utils.data import DataLoader as TorchDataLoader
 from .batch_tfms import batch_transforms, functions_of, is_fastais, is_untouched
-from .item_tfms import (
-    BYTES_CLASSES, ITEM_TFMS, KeptImages, Recipe, shared, stamp_of)
-from ..ground.core import (
-    InputError, StateError, memory_bytes, n_cores, random_states_kept)
+from .item_tfms import BYTES_CLASSES, ITEM_TFMS, KeptImages, Recipe, shared, stamp_of
+from ..ground.core import InputError, StateError, memory_bytes, n_cores, random_states_kept
 
 # %% ../../nbs/data/07_images.ipynb #imgs0013
 class NotTaken(Exception):
@@ -183,7 +181,7 @@ class ImageSet:
     def __init__(self, key, n_bytes, n_workers): # `n_bytes` for what is kept, at most
         self.key, self.n_bytes, self.n_workers = key, n_bytes, n_workers
         self.stages = None                      # of the next pass
-        self.made = self.state = self.kept = None # stages that workers know, and their state
+        self.made = self.state = self.kept = None # what workers know: stages, their state, images
     @property
     def n_decoded(self): return int(self.kept.counts[1]) if self.kept else 0 # items, by workers
     @property

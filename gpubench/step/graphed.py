@@ -318,7 +318,7 @@ def gathers(learn, dl, parts):
     "Can graphs gather a loader's batches, as nobody looks at them or needs each loss?"
     if GradientAccumulation in parts or acting(learn, 'looks'): return False
     recorder = getattr(learn, 'recorder', None)
-    is_late = isinstance(recorder, DeferredRecorder) and recorder.why_not==''
+    is_late = isinstance(recorder, DeferredRecorder) and recorder.is_late
     if not is_late or not isinstance(dl, PixelDL) or not dl.is_plain: return False
     return dl.dataset.x.device==next(learn.model.parameters()).device
 

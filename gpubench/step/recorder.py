@@ -24,6 +24,8 @@ class DeferredRecorder(Recorder):
     name, graph_safe = 'recorder', 'counts'
     losses, smooth_loss = map(_read_first, ('losses', 'smooth_loss'))
     every, pending, why_not = 100, (), None     # steps of a progress bar; losses; not asked yet
+    @property
+    def is_late(self): return self.why_not==''  # it was asked, and nobody needs each loss
     def before_fit(self):
         readers = [o.name for o in acting(self.learn, ['stranger', 'reads losses'])]
         if self.train_metrics: readers.append('Metrics of the training')
@@ -32,7 +34,7 @@ class DeferredRecorder(Recorder):
             f"{', '.join(readers)} may need each loss, so the host waits for it in every step.")
         super().before_fit()
     def after_batch(self):
-        if self.why_not!='' or not self.training or not len(self.yb): return super().after_batch()
+        if not (self.is_late and self.training and len(self.yb)): return super().after_batch()
         self.pending.append(self.learn.loss.detach().mean())
         self.lrs.append(self.opt.hypers[-1]['lr'])
         is_due = len(self.pending)==self.every or self.iter+1==self.n_iter
@@ -50,9 +52,11 @@ class DeferredRecorder(Recorder):
             vars(self)['losses'].append(smooth.value)
     def __reduce__(self): # without gpubench
         self.read()
-        return Recorder, (), vars(self)
+        return Recorder, (), {k: v for k,v in vars(self).items() if k not in _OURS}
 
 # %% ../../nbs/step/07_recorder.ipynb #1cd310d6
+_OURS = 'every', 'pending', 'why_not'
+
 def defer(recorder): # A fastai `Recorder`, which keeps what it has recorded
     "Let a recorder read losses late"
     object.__setattr__(recorder, '__class__', DeferredRecorder) # fastai warns of other ways
@@ -60,4 +64,4 @@ def defer(recorder): # A fastai `Recorder`, which keeps what it has recorded
 def undefer(recorder):
     recorder.read()
     object.__setattr__(recorder, '__class__', Recorder)
-    for o in 'every', 'pending', 'why_not': vars(recorder).pop(o, None)
+    for o in _OURS: vars(recorder).pop(o, None)
