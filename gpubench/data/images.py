@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 import numpy as np
@@ -173,7 +173,8 @@ class Room:
             else: weakref.finalize(self, cuda.cudaHostUnregister, address).atexit = False
 
 # %% ../../nbs/data/07_images.ipynb #imgs0021
-ITEMS_PER_TASK = 16       # of a batch, so that the first one comes early
+# a worker's tasks are parts of a batch, so that the first one comes early
+ITEMS_PER_TASK = 16
 TASKS_AHEAD = 12          # of each worker: a GPU starts up while the first images are decoded
 
 class ImageSet:
@@ -181,6 +182,7 @@ class ImageSet:
     def __init__(self, key, n_bytes, n_workers): # `n_bytes` for what is kept, at most
         self.key, self.n_bytes, self.n_workers = key, n_bytes, n_workers
         self.stages = None                      # of the next pass
+        self.has_files = True                   # as far as is known, no user's code opens them
         self.made = self.state = self.kept = None # what workers know: stages, their state, images
     @property
     def n_decoded(self): return int(self.kept.counts[1]) if self.kept else 0 # items, by workers
@@ -189,7 +191,9 @@ class ImageSet:
     def prepare(self, i, own): # An item, and its files that the user's code found
         "Get memory for batches of such items, and for what is kept of them"
         stages, recipe, state = self.stages, self.stages.recipe, self.stages.state()
-        with random_states_kept(): images = recipe.finish(recipe.decode(stages.files(i, own)), 0)
+        files = stages.files(i, own)
+        self.has_files = all(isinstance(o, str) for o in files)
+        with random_states_kept(): images = recipe.finish(recipe.decode(files), 0)
         # those that workers may fill, and a few that are in use
         n_rooms = self.n_workers*TASKS_AHEAD//-(-stages.bs//ITEMS_PER_TASK)+5
         self.rooms = [Room(stages.bs, [o.shape for o in images]) for _ in range(n_rooms)]
@@ -203,7 +207,7 @@ class ImageSet:
         "In a worker: write items into a room, from row `first` on; returns `is_last` of its batch"
         for j,(i,own) in enumerate(items):
             arrays = self.arrays(i, self.made.files(i, own))
-            if room is None: continue # they will be needed later
+            if room is None: continue # only decoded, for the next pass
             _write(self.made.recipe.finish(arrays, seed+j), self.rooms[room].views, first+j)
             if not self.has_values[i]: _write(self.made.values(i), self.values, i)
             self.has_values[i] = True
@@ -263,6 +267,9 @@ def _forked(loader):
     finally:
         if was_on: gc.enable()
     for o in workers._workers: o.name = WORKER
+    # or a signal would raise the error of a worker's death in whatever runs, not in `batches`
+    torch._C._remove_worker_pids(id(workers))
+    workers._worker_pids_set = False
     return workers
 
 # %% ../../nbs/data/07_images.ipynb #84875614
@@ -308,29 +315,32 @@ class ImagePool:
             if self.now is begun: self.now = None
 
 # %% ../../nbs/data/07_images.ipynb #imgs0028
+def _transformed(tfms, types, split_idx, b): # a batch, by its batch transforms
+    b = tuple(o.as_subclass(t) for o,t in zip(b, types))
+    for f in tfms: b = f(b, split_idx=split_idx)
+    return b
+
 class FeedDL:
     "Takes a loader's place for a pass: the same order and transforms, from decoded images"
     def __init__(self, dl, pool, images, upcoming=None): # `upcoming`: the images of the next pass
         self.dl, self.pool, self.images, self.stages = dl, pool, images, images.stages
         self.upcoming = upcoming
         self.device = torch.device(dl.device or 'cpu')
-        self.tfms, is_captured = batch_transforms([*dl.after_batch.fs])
+        tfms, is_captured = batch_transforms([*dl.after_batch.fs])
         # if bare, whoever takes the batches calls `transform`, for example within a graph
-        self.is_bare, self.can_be_bare = False, bool(self.tfms) and is_captured
+        self.is_bare, self.can_be_bare = False, bool(tfms) and is_captured
+        # without this loader: whoever keeps it, such as a graph, keeps no images
+        self.transform = partial(_transformed, tfms, self.stages.types, self.stages.split_idx)
     def __len__(self): return len(self.dl)
     def __getattr__(self, k): return getattr(self.dl, k)
     def __reduce__(self): return noop, (self.dl,) # after an interrupted fit, a Learner still has it
     def __iter__(self): return self.iter_marked(noop)
-    def transform(self, b): # by the batch transforms
-        b = tuple(o.as_subclass(t) for o,t in zip(b, self.stages.types))
-        for f in self.tfms: b = f(b, split_idx=self.stages.split_idx)
-        return b
     def iter_marked(self, at): # `at(event, batch)`: what a `StepTimerCallback` marks
         "Batches, each 'fetched', 'copied' to the device, and 'delivered'"
         self.dl.randomize()
         self.dl.before_iter()
         copied = _copied_ahead if self.device.type=='cuda' else _copied
-        for b in copied(self.on_host(), self.device, at):
+        for b in copied(self, at):
             if not self.is_bare: b = self.transform(b)
             at('delivered')
             yield b
@@ -350,9 +360,10 @@ class FeedDL:
 # %% ../../nbs/data/07_images.ipynb #50940cca
 _copy_stream = cache(torch.cuda.Stream) # of a device; one for all passes, since each keeps memory
 
-def _copied_ahead(batches, device, at):
+def _copied_ahead(feed, at):
     "The next batch is copied while one trains; the first is taken as soon as it is there"
-    stream, ahead = _copy_stream(device), deque()
+    device, ahead = feed.device, deque()
+    stream = _copy_stream(device)
     def taken():
         on_host, b, is_there = ahead.popleft()
         at('fetched', on_host)
@@ -361,17 +372,17 @@ def _copied_ahead(batches, device, at):
         # its memory is free only after this stream has used it
         for o in b: o.record_stream(torch.cuda.current_stream(device))
         return b
-    for i,on_host in enumerate(batches):
+    for i,on_host in enumerate(feed.on_host()): # not held by a name: an interrupt has to end it
         with torch.cuda.stream(stream):
             b = tuple(o.to(device, non_blocking=True) for o in on_host)
         ahead.append((on_host, b, stream.record_event()))
         if i==0 or len(ahead)>1: yield taken()
     while ahead: yield taken()
 
-def _copied(batches, device, at):
-    for b in batches:
+def _copied(feed, at):
+    for b in feed.on_host():
         at('fetched', b)
-        b = to_device(tuple(o.clone() for o in b), device)
+        b = to_device(tuple(o.clone() for o in b), feed.device)
         at('copied')
         yield b
 
@@ -436,6 +447,7 @@ class FeedCallback(Callback):
         if key not in sets: # half of what is free is for all images of this machine's processes
             share = len(dl.dataset)/sum(len(o.dataset) for o in self.loaders())/n_here()
             sets[key] = ImageSet(key, int(share*memory_bytes()[1]/2), self.n_workers)
+        require(sets[key].has_files, 'Its images are opened by the code of a user.')
         sets[key].stages = stages
         return sets[key]
     def decode_all(self):
@@ -445,6 +457,7 @@ class FeedCallback(Callback):
             whole.drop_last = False
             order = [*range(len(dl.dataset))]
             n = sum(len(items) for _,items in self.pool.batches(images, whole, order, 0))
+            self._images(dl) # their files were found
             n_kept = np.count_nonzero(images.kept.table[:, 0, 0])
             if n_kept<n: raise StateError(f'Only {n_kept} of {n} decoded images fit in half of the '
                                           'free memory. Use fewer or smaller images.')

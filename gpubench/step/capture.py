@@ -251,29 +251,29 @@ def search_kernels(is_on):
     finally: cudnn.benchmark, cudnn.benchmark_limit = before
 
 # %% ../../nbs/step/02_capture.ipynb #4408968f
-def with_batch_tfms(dl, xb, yb):
-    "A bare batch after the batch transforms of its loader `dl`; None: it isn't bare"
-    if dl is None: return xb, yb
-    b = tuple(map(_plain, dl.transform((*xb, *yb))))
+def with_batch_tfms(transform, xb, yb):
+    "A bare batch after the batch transforms of its loader; None: it isn't bare"
+    if transform is None: return xb, yb
+    b = tuple(map(_plain, transform((*xb, *yb))))
     return b[:len(xb)], b[len(xb):]
 
-def bare_loader(learn): # or None
-    "The `FeedDL` of a Learner, if its batches are bare: it leaves batch transforms to the step"
-    return learn.dl if isinstance(learn.dl, FeedDL) and learn.dl.is_bare else None
+def bare_transform(learn): # or None
+    "The batch transforms of a `FeedDL`, if its batches are bare: it leaves them to the step"
+    return learn.dl.transform if isinstance(learn.dl, FeedDL) and learn.dl.is_bare else None
 
 def network_batch(learn):
     "Before a step: the Learner's batch as its network gets it, also where the step transforms it"
-    return with_batch_tfms(bare_loader(learn), learn.xb, learn.yb)
+    return with_batch_tfms(bare_transform(learn), learn.xb, learn.yb)
 
 # %% ../../nbs/step/02_capture.ipynb #44961cba
 class Copied:
     "A graph's own copy of a batch, to which it does the batch transforms of a `FeedDL`"
     n = 1                                              # rows of the update's tables
-    def __init__(self, xb, yb, feed_dl=None):
+    def __init__(self, xb, yb, transform=None):
         self.xb, self.yb = (tuple(o.detach().clone() for o in b) for b in (xb, yb))
-        self.feed_dl = feed_dl
+        self.transform = transform
         self.at = torch.zeros(1, dtype=torch.int64, device=yb[0].device)
-    def batch(self): return with_batch_tfms(self.feed_dl, self.xb, self.yb)
+    def batch(self): return with_batch_tfms(self.transform, self.xb, self.yb)
     def fill(self, learn): # Its row in the tables
         for a,b in zip((*self.xb, *self.yb), (*learn.xb, *learn.yb)): a.copy_(b, non_blocking=True)
         return 0
@@ -298,7 +298,7 @@ class Step:
         self.scaler = learn.scaler if is_fp16 and learn.scaler.is_enabled() else None
         self.scale = torch.zeros((), device=input.at.device)   # fp16's, of a step; 0: it was skipped
         accumulation = parts.get(GradientAccumulation)         # adds to gradients that stay
-        self.share = accumulation.n_acc/find_bs(learn.yb) if accumulation else None
+        self.divisor = accumulation.n_acc/find_bs(learn.yb) if accumulation else None
         self.mix, loss_func = None, self.loss_func
         if cb := parts.get(MixHandler):
             alpha = torch.stack([cb.distrib.concentration1, cb.distrib.concentration0])
@@ -313,12 +313,12 @@ def backward(self:Step, xb, yb):
     "Both passes; prediction and loss without their history, and the batch if it is another"
     if self.compile: xb, yb = tree_map(_plain, (xb, yb))
     if self.mix: xb, yb = self.mix(xb, yb)
-    changed = (xb, yb) if self.mix or self.input.feed_dl else None
+    changed = (xb, yb) if self.mix or self.input.transform else None
     with torch.autocast('cuda', self.dtype) if self.dtype else nullcontext():
         pred = self.net(*xb)
         if self.dtype: pred = to_float(pred)
         loss = self.loss_func(pred, *yb)
-    whole = loss if self.share is None else loss/self.share
+    whole = loss if self.divisor is None else loss/self.divisor
     (self.scaler.scale(whole) if self.scaler else whole).backward()
     pred = tree_map(lambda o: o.detach() if isinstance(o, torch.Tensor) else o, pred)
     return pred, _plain(loss.detach()), changed
@@ -345,7 +345,7 @@ def finish(self:Step, plan, update):
 @patch
 def eager(self:Step, learn, is_last): # What `backward` returns
     with search_kernels(self.compile):
-        out = self.backward(*with_batch_tfms(self.input.feed_dl, learn.xb, learn.yb))
+        out = self.backward(*with_batch_tfms(self.input.transform, learn.xb, learn.yb))
     if is_last:
         plan = self.opt.plan()
         self.finish(plan, Update(plan).step)     # as a graph does
@@ -363,7 +363,7 @@ def __call__(self:Step, learn, is_last):
 # %% ../../nbs/step/02_capture.ipynb #c8cc3b19
 @patch
 def record(self:Step, is_last, capture, loss): # A loss like those of the step
-    plan, adds = self.opt.plan(), self.share is not None
+    plan, adds = self.opt.plan(), self.divisor is not None
     update = Update(plan, self.input.n)
     update.at, update.losses = self.input.at, update.losses.to(loss.dtype)
     before = update.grads
@@ -397,7 +397,7 @@ def keep(self:Step, random):
     parts = dict(weights=params) | changing(*self.holders)
     for k in plan.recipe.moments: parts[k] = [o[k] for _,_,o in plan.found]
     parts['counts'] += [plan.count]
-    if self.share is not None: parts['gradients'] = [p.grad for p in params if p.grad is not None]
+    if self.divisor is not None: parts['gradients'] = [p.grad for p in params if p.grad is not None]
     if self.scaler:
         parts['scale'] = [self.scaler._scale]
         parts['counts'] += [self.scaler._growth_tracker]

@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
 from ..ground.core import InputError, check_value, free_memory
 from .capture import (
-    Copied, CUDACapture, Hook, JoiningCallback, Step, bare_loader, network_batch, why_failed)
+    Copied, CUDACapture, Hook, JoiningCallback, Step, bare_transform, network_batch, why_failed)
 from ..data.loaders import PixelDL
 from ..data.images import FeedDL
 from .kept import host_state
@@ -99,7 +99,7 @@ class GraphedStepCallback(FusedStepCallback):
     def forget(self):
         for o in self.steps.values(): o.recordings.clear()     # the graphs are in cycles
         self.steps = {}
-    def before_fit(self): self.is_new_fit = True     # maybe of a validation only
+    def before_fit(self): self.is_new_fit |= not self.learn.lock.locked()    # it's no validation
     def after_train(self):
         self.end_replays()
         if self.parts and MixHandler in self.parts: self.parts[MixHandler].run_train = True
@@ -133,6 +133,7 @@ def find_reason(self:GraphedStepCallback):
 def decide(self:GraphedStepCallback):
     "May steps be captured in this epoch, and who is there?"
     self.after_train()                           # an epoch may have been cancelled
+    if not self.run: return
     if self.is_new_fit: self.begin_fit()
     if self.why_not: return
     if why := self.find_reason(): return self.give_up(why)
@@ -160,7 +161,7 @@ N_WARM_UP_DDP = 11   # where DDP averages gradients: it rebuilds its buckets in 
 
 def batch_key(learn):
     "What batches that share a graph have in common; None: a batch holds more than tensors"
-    batch, is_bare = (*learn.xb, *learn.yb), bool(bare_loader(learn))
+    batch, is_bare = (*learn.xb, *learn.yb), bool(bare_transform(learn))
     if not all(isinstance(o, torch.Tensor) for o in batch): return None
     with torch._C.DisableTorchFunctionSubclass():
         return is_bare, len(learn.xb), *((o.shape, o.dtype, o.stride()) for o in batch)
@@ -210,8 +211,8 @@ def find_step(self:GraphedStepCallback):
             f'Batches have more than {MAX_SHAPES} shapes. Steps of the others run eagerly.')
         self.has_warned = True
         return None
-    read = self.gathered or Copied(learn.xb, learn.yb, bare_loader(learn))
-    self.steps[key] = step = Step(learn, read, self.parts, self.compile)
+    input = self.gathered or Copied(learn.xb, learn.yb, bare_transform(learn))
+    self.steps[key] = step = Step(learn, input, self.parts, self.compile)
     step.n_left = 1 if self.n_replays else N_WARM_UP            # kernels are loaded
     if isinstance(learn.model, DistributedDataParallel): step.n_left = N_WARM_UP_DDP
     return step
@@ -266,7 +267,7 @@ def note_scale(self:GraphedStepCallback, step): # of fp16, without waiting for i
 @patch
 def end_replays(self:GraphedStepCallback):
     "End a stretch of replays as fastai ends a step"
-    if self.replaying and self.replaying.share is None: self.learn.opt.zero_grad()
+    if self.replaying and self.replaying.divisor is None: self.learn.opt.zero_grad()
     scales = torch.stack(self.scales).tolist() if self.scales else []
     for cb in of_kind(self.learn.cbs, MixedPrecision) if scales else ():
         cb.scales.extend(o for o in scales if o)
@@ -288,7 +289,7 @@ def record(self:GraphedStepCallback, step, is_last):
     except Exception as e: why = why_failed(e)
     if why := _any_rank(why, step):
         step.recordings.clear()
-        if not step.input.feed_dl: return self.give_up(why)
+        if not step.input.transform: return self.give_up(why)
         self.may_transform = self.learn.dl.is_bare = False     # try again, transformed before it
 
 # %% ../../nbs/step/09_graphed.ipynb #tryout01
@@ -325,7 +326,7 @@ def gathers(learn, dl, parts):
 # %% ../../nbs/step/09_graphed.ipynb #080f0d19
 class Gathered:
     "Where a graph finds its batch among a resident loader's images: by row `at` of the order"
-    feed_dl = None
+    transform = None
     def __init__(self, dl): # A `PixelDL`
         self.dl, self.key = dl, gathered_key(dl)
         self.n = len(dl.dataset)//dl.bs              # of the longest epoch

@@ -20,9 +20,10 @@ from PIL import Image
 from torch import nn
 import fastai.callback.progress    # noqa: F401  no_bar
 
+from gpubench.step import capture
 from gpubench.step.capture import TapeCapture
 from gpubench.step.fast import GraphedStepCallback
-from gpubench.data.images import FeedCallback, FeedDL
+from gpubench.data.images import FeedCallback
 from gpubench.step.layout import ChannelsLastCallback
 
 N_TRAIN, N, SIZE, BS = 15, 18, 16, 3
@@ -92,11 +93,11 @@ def test_losses_and_metrics_are_those_without_a_graph(files, kind, train_metrics
 
 
 class Feeds(Callback):
-    "Which feeds of earlier epochs are still alive"
+    "Whose batch transforms, of earlier epochs, are still alive"
     graph_safe = 'counts'
     def before_fit(self): self.refs, self.alive = [], []
     def before_batch(self):
-        if self.training and not self.iter: self.refs.append(weakref.ref(self.dl))
+        if self.training and not self.iter: self.refs.append(weakref.ref(self.dl.transform))
     def before_validate(self):
         gc.collect()
         self.alive.append([o() is not None for o in self.refs[:-1]])
@@ -158,11 +159,11 @@ def test_a_declared_callback_may_change_the_loader_between_epochs(files):
 
 
 def test_transforms_that_cannot_be_captured_run_before_the_graph(files, monkeypatch):
-    transform = FeedDL.transform
-    def waits(self, b):
-        if self.is_bare: b[0].sum().item()             # as a transform that reads a value on the host
-        return transform(self, b)
-    monkeypatch.setattr(FeedDL, 'transform', waits)
+    own = capture.with_batch_tfms
+    def waits(transform, xb, yb):
+        if transform: xb[0].sum().item()               # as a transform that reads a value on the host
+        return own(transform, xb, yb)
+    monkeypatch.setattr(capture, 'with_batch_tfms', waits)
     learn, eager = graphed(files), fitted(files)
     assert [float(o) for o in learn.recorder.losses]==pytest.approx([float(o) for o in eager.recorder.losses], rel=1e-5)
 

@@ -139,7 +139,8 @@ KINDS = dict(
 )
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_fit_has_the_batches_of_stock_fastai(files, kind):
-    check_fit(lambda: KINDS[kind](files))
+    opened = dict(n_done=2, why_not='Its images are opened by the code of a user.') if kind=='arrays' else {}
+    check_fit(lambda: KINDS[kind](files), **opened)
 
 
 @pytest.mark.parametrize('kwargs', [dict(shuffle=False), dict(drop_last=False, bs=3), dict(drop_last=True, bs=3),
@@ -568,14 +569,12 @@ def test_a_worker_that_is_killed(files, monkeypatch):
     slow_in_workers(monkeypatch, 'finish', .02)
     learn = learner(make_dls(files, bs=1, shuffle=False), feed := FeedCallback(2))
     def kill(): os.kill(workers(feed)[0].pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match='A process that decodes images has ended|DataLoader worker .* is killed by signal'):
+    with pytest.raises(RuntimeError, match='A process that decodes images has ended'):
         quiet(learn, lambda o: o.fit(9, cbs=on(after_batch=lambda: learn.iter==2 and kill())))
-        time.sleep(1)
     monkeypatch.undo()
     same_again(learn, feed)
-    with pytest.raises(RuntimeError, match='is killed by signal'):
-        kill()
-        time.sleep(2)
+    kill()
+    time.sleep(2)
     same_again(learn, feed)
     feed.release()
 
