@@ -86,7 +86,7 @@ class Column:
         self.tfms = fs[:-1] if self.image_class else fs
         # of the first item, by fastai's `setup`
         self.kind = self.image_class._tensor_cls if self.image_class else (tl.types or [None])[-1]
-        self.kept_value = cache(self.value) # in a worker, until its end
+        self.file_of = cache(self.value) # of an item; in a worker, until its end
         self.is_known = self.kind not in (int, float) and self.state() is not None
 
     def state(self): # None: it isn't known
@@ -148,7 +148,7 @@ class ItemStages:
             yield i, *([v for is_image,v in found if is_image==o] for o in (True, False))
     def files(self, i, own): # of an item's images; `own`: those that the user's code found
         own = iter(own)
-        return [o.kept_value(i) if o.is_known else next(own) for o in self.images]
+        return [o.file_of(i) if o.is_known else next(own) for o in self.images]
     def values(self, i): # Arrays: what fastai's code makes of an item
         return [o.value(i).numpy() for o in self.known]
     def in_order(self, images, values, own): # A batch, of these tensors
