@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from fastai.callback.core import Callback
 from fastai.data.core import Datasets, TfmdDL, TfmdLists
-from fastai.data.load import DataLoader, SkipItemException, fa_collate
+from fastai.data.load import DataLoader, SkipItemException, _loaders, fa_collate
 from fastai.torch_basics import L, Pipeline, Transform, chunked, compose_tfms, noop
 from fastai.torch_core import TensorCategory, TensorMultiCategory, to_device
 from fastai.vision import core as vision
@@ -46,8 +46,10 @@ def require(is_known, why):
 # %% ../../nbs/data/07_images.ipynb #imgs0018
 _LOADING = ('create_batches create_item create_batch do_batch do_item sample chunkify retain '
             '__iter__ before_iter after_iter wif').split()
+_BY_EXEC = 'after_iter', 'wif' # made by fastai from a string, so they have no file
 _OWN_IMAGES = 'create crop_pad flip_lr'.split() # what is done in another way here
-_CALLED = [(vision, 'load_image'), *((o, k) for o in BYTES_CLASSES for k in _OWN_IMAGES)]
+_CALLED = [(vision, 'load_image'), (Datasets, '__getitem__'), (TfmdLists, '__getitem__'),
+           *((o, k) for o in BYTES_CLASSES for k in _OWN_IMAGES)]
 
 def check_loader(dl):
     "Raise `NotTaken` if the loader does anything but fetch, transform and collate"
@@ -57,7 +59,10 @@ def check_loader(dl):
     data = dl.dataset
     require(type(data) is Datasets,
             f"Its data set is a {type(data).__name__}, not fastai's `Datasets`.")
-    def is_own(k): return getattr(getattr(dl, k), '__func__', None) is not getattr(TfmdDL, k)
+    def is_own(k): # of the object or of its class, or patched
+        f = getattr(dl, k)
+        is_changed = getattr(f, '__func__', None) is not getattr(TfmdDL, k)
+        return is_changed or k not in _BY_EXEC and not is_fastais(f)
     parts = *data.tls, *(o.tfms for o in data.tls), dl.after_item, dl.after_batch
     own = [*filter(is_own, _LOADING),
            *(type(o).__name__ for o in parts if type(o) not in (TfmdLists, Pipeline)),
@@ -97,11 +102,11 @@ class Column:
         with suppress(Exception): # of what can't be pickled
             return [*items], pickle.dumps((self.tfms, is_frame and items))
 
-    def value(self, i): # An image's file, or its pixels if it's none
+    def value(self, i): # Of an image, its file
         found = compose_tfms(L.__getitem__(self.tl, i), self.tfms, split_idx=self.split_idx)
         if not self.image_class: return found
-        is_file = isinstance(found, (str, Path))
-        return str(found) if is_file else np.array(self.image_class.create(found))
+        require(isinstance(found, (str, Path)), 'Its images are opened by the code of a user.')
+        return str(found)
 
 # %% ../../nbs/data/07_images.ipynb #imgs0017
 def _acts(tfm, split_idx): # on an item
@@ -117,6 +122,7 @@ def _known_tfms(dl, split_idx): # that act, without `ToTensor` at the end
     return tfms
 
 # %% ../../nbs/data/07_images.ipynb #bd7331fd
+_MODES = {'1', 'L', 'RGB', 'RGBA', 'CMYK', 'YCbCr', 'LAB', 'HSV'}   # of bytes, in Pillow's words
 # what known item transforms do, or leave alone
 _KINDS = {*(o._tensor_cls for o in BYTES_CLASSES),
           TensorCategory, TensorMultiCategory, torch.Tensor, int, float}
@@ -131,6 +137,8 @@ class ItemStages:
         self.knows_files = all(o.is_known for o in self.images)
         require(self.images, 'It has no images that fastai opens from files.')
         require(all(o.is_known or o.tfms for o in self.images), 'Its images are no files.')
+        modes = {o.image_class._open_args.get('mode') for o in self.images}
+        require(modes<=_MODES, f'Its images are opened as {modes-_MODES}, which may be no bytes.')
         kinds = [o.kind for o in self.columns]
         for o in kinds: require(o in _KINDS, "It is not known what the transforms do to "
                                              f"{getattr(o, '__name__', o)}.")
@@ -191,9 +199,7 @@ class ImageSet:
     def prepare(self, i, own): # An item, and its files that the user's code found
         "Get memory for batches of such items, and for what is kept of them"
         stages, recipe, state = self.stages, self.stages.recipe, self.stages.state()
-        files = stages.files(i, own)
-        self.has_files = all(isinstance(o, str) for o in files)
-        with random_states_kept(): images = recipe.finish(recipe.decode(files), 0)
+        with random_states_kept(): images = recipe.finish(recipe.decode(stages.files(i, own)), 0)
         # those that workers may fill, and a few that are in use
         n_rooms = self.n_workers*TASKS_AHEAD//-(-stages.bs//ITEMS_PER_TASK)+5
         self.rooms = [Room(stages.bs, [o.shape for o in images]) for _ in range(n_rooms)]
@@ -213,11 +219,9 @@ class ImageSet:
             self.has_values[i] = True
         return is_last
     def arrays(self, i, files):
-        decode = self.made.recipe.decode
-        if not all(isinstance(o, str) for o in files): return decode(files)
         stamp = stamp_of(files)
         arrays = self.kept.get(i, stamp)
-        if arrays is None: self.kept.put(i, stamp, arrays := decode(files))
+        if arrays is None: self.kept.put(i, stamp, arrays := self.made.recipe.decode(files))
         return arrays
 
 def _write(arrays, views, row):
@@ -307,7 +311,10 @@ class ImagePool:
             results = self.start(images, first[0][:2], upcoming) if first else iter(())
             while (is_whole := next(results, None)) is not None:
                 if is_whole: yield begun.popleft()
-        except RuntimeError as e:
+        except GeneratorExit: raise # the pass was left
+        except BaseException as e: # what is under way from these workers is unknown now
+            self.end()
+            self.workers = None
             if not str(e).startswith('DataLoader worker (pid'): raise
             raise StateError('A process that decodes images has ended, perhaps because memory ran '
                              'out. Free some memory, and train again.') from e
@@ -337,6 +344,7 @@ class FeedDL:
     def __iter__(self): return self.iter_marked(noop)
     def iter_marked(self, at): # `at(event, batch)`: what a `StepTimerCallback` marks
         "Batches, each 'fetched', 'copied' to the device, and 'delivered'"
+        if self.pool.now is not None: return (yield from self.dl) # beside another iterator
         self.dl.randomize()
         self.dl.before_iter()
         copied = _copied_ahead if self.device.type=='cuda' else _copied
@@ -346,7 +354,13 @@ class FeedDL:
             yield b
         self.dl.after_iter()
     def on_host(self):
-        order = list(self.dl.get_idxs())
+        order, random = list(self.dl.get_idxs()), torch.get_rng_state()
+        try: yield from self._from_rooms(order)
+        except NotTaken: # its first item is no file: this pass is fastai's, and all later ones
+            self.images.has_files, self.dl._DataLoader__idxs = False, order
+            torch.set_rng_state(random)
+            yield from _loaders[self.dl.fake_l.num_workers==0](self.dl.fake_l)
+    def _from_rooms(self, order):
         seed = int(torch.empty((), dtype=torch.int64).random_()) # as PyTorch's loaders draw theirs
         for room,items in self.pool.batches(self.images, self.dl, order, seed, self.upcoming):
             idxs = [i for i,*_ in items]
@@ -397,7 +411,7 @@ class FeedCallback(Callback):
     """Feeds a Learner from decoded images; `why_not` is a sentence where it is left to fastai
 
     Its loaders stay as they are. `learn.export()` exports a `Callback` that does nothing."""
-    order, graph_safe = -1000, 'counts' # a timer wraps what it puts there
+    order, graph_safe = 1e8, 'counts' # after the user's `before_train`; a timer wraps its loader
     def __init__(self,
         n_workers:int=None, # Processes that decode; by default one for each core, 16 at most
     ):
@@ -409,14 +423,13 @@ class FeedCallback(Callback):
         found = [o for o in getattr(self.learn.dls, 'loaders', []) if isinstance(o, DataLoader)]
         return [o for o in found if not isinstance(o.dataset, Datasets) or len(o.dataset)]
     def before_fit(self):
-        self.n_done, self.why_not = 0, ''
+        if not self.learn.lock.locked(): # not within a validation
+            self.n_done, self.why_not, self.pool.now = 0, '', None
         here = {id(o.dataset) for o in self.loaders()}
         # one that has ended may have a lock
         has_lost_one = any(not o.is_alive() for o in getattr(self.pool.workers, '_workers', ()))
         if has_lost_one or any(k[0] not in here for k in self.pool.sets):
             self.pool = ImagePool(self.n_workers)
-        if not self.learn.lock.locked(): # not within a pass, maybe after an interrupt
-            self.pool.now = None
     def before_train(self): self.take_over(self._validation())
     def before_validate(self): self.take_over()
     def put_back(self):
@@ -428,7 +441,7 @@ class FeedCallback(Callback):
         self.put_back()
         self.pool = ImagePool(self.n_workers)
     def take_over(self, upcoming=None): # The images of the next pass
-        dl = self.learn.dl
+        dl = getattr(self.learn, 'dl', None) # it may have been removed meanwhile
         is_own = isinstance(dl, DataLoader) and any(dl.dataset is o.dataset for o in self.loaders())
         if not is_own or self.pool.now is not None: return # workers have one pass at a time
         try:
@@ -457,7 +470,6 @@ class FeedCallback(Callback):
             whole.drop_last = False
             order = [*range(len(dl.dataset))]
             n = sum(len(items) for _,items in self.pool.batches(images, whole, order, 0))
-            self._images(dl) # their files were found
             n_kept = np.count_nonzero(images.kept.table[:, 0, 0])
             if n_kept<n: raise StateError(f'Only {n_kept} of {n} decoded images fit in half of the '
                                           'free memory. Use fewer or smaller images.')

@@ -134,7 +134,7 @@ KINDS = dict(
                                       block=dict(n_inp=2, getters=[lambda o: o, lambda o: files[-1-files.index(o)], label])),
     no_label=partial(make_dls, blocks=(ImageBlock,), get_y=None),
     mixed_numbers=partial(make_dls, blocks=(ImageBlock, None), get_y=lambda f: number(f)/2 if number(f)%2 else int(number(f)/2)),
-    arrays=partial(make_dls, block=dict(get_x=lambda f: np.array(Image.open(f)))),
+    arrays=partial(make_dls, blocks=(ImageBlock(PILImageBW), CategoryBlock), block=dict(get_x=lambda f: 200*np.array(Image.open(f).convert('L')).astype(np.uint16))),
     weighted=lambda files, **kwargs: make_dls(files, kind='weighted_dataloaders', wgts=np.arange(N), **kwargs),
 )
 @pytest.mark.parametrize('kind', KINDS)
