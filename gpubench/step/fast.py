@@ -105,7 +105,7 @@ class SpeedUp:
         row = dict(part='recorder', why='no wait for a loss', refusal=refusal, cb=recorder)
         self.rows.append(row)
     def capture(self, compile=False, alone=False): # As `GraphedStepCallback` takes them
-        why = 'one launch for the whole step'
+        why = 'one launch for the whole step; MixUp and CutMix draw their own numbers in it'
         if compile: why += (', of compiled kernels and the fastest that cuDNN finds for shapes '
                             'that are new to the process; dropout draws another mask')
         self.add('CUDA graph', why, cb=GraphedStepCallback(compile, alone=alone))
@@ -115,7 +115,8 @@ class SpeedUp:
         dl = self.learn.dls.valid if len(self.learn.dls.loaders)>1 else None
         most = n*(getattr(self.learn.dls.train, 'bs', None) or 0)
         if type(dl) not in (TfmdDL, PixelDL) or dl.drop_last or not 0<(dl.bs or 0)<most: return
-        self.add('validation', f'{most} images at once instead of {dl.bs}')
+        self.add('validation', f'{most} images at once instead of {dl.bs}; if the loss has weights, '
+                 'its mean is over these')
         self.undos.callback(setattr, dl, 'bs', dl.bs)
         dl.bs = most
 

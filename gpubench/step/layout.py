@@ -91,9 +91,8 @@ def try_batch(self:ChannelsLastCallback): # Why the network doesn't run so
             with copying_computed():
                 net, loss_func = deepcopy((model, learn.loss_func), {id(o): o for o in shared})
             pred = net(*xb)
-            is_moved = not all(o.is_contiguous() for o in _tensors_in(pred))
             has_own_loss = isinstance(getattr(learn.loss_func, '__self__', None), Callback)
-            if is_moved and yb and not has_own_loss: loss_func(to_float(pred), *yb)
+            if yb and not has_own_loss: loss_func(to_float(pred), *yb)
             if self.training: net.eval()(*xb)
     except Exception as e:                                      # such as of a `view`
         reason = (str(e) or type(e).__name__).splitlines()[0].split('. ')[0]
