@@ -45,8 +45,7 @@ def require(is_known, why):
 
 # %% ../../nbs/data/07_images.ipynb #imgs0018
 _LOADING = ('create_batches create_item create_batch do_batch do_item sample chunkify retain '
-            '__iter__ before_iter after_iter wif').split()
-_BY_EXEC = 'after_iter', 'wif' # made by fastai from a string, so they have no file
+            '__iter__ wif').split()
 _OWN_IMAGES = 'create crop_pad flip_lr'.split() # what is done in another way here
 _CALLED = [(vision, 'load_image'), (Datasets, '__getitem__'), (TfmdLists, '__getitem__'),
            *((o, k) for o in BYTES_CLASSES for k in _OWN_IMAGES)]
@@ -62,7 +61,7 @@ def check_loader(dl):
     def is_own(k): # of the object or of its class, or patched
         f = getattr(dl, k)
         is_changed = getattr(f, '__func__', None) is not getattr(TfmdDL, k)
-        return is_changed or k not in _BY_EXEC and not is_fastais(f)
+        return is_changed or k!='wif' and not is_fastais(f) # fastai makes that from a string
     parts = *data.tls, *(o.tfms for o in data.tls), dl.after_item, dl.after_batch
     own = [*filter(is_own, _LOADING),
            *(type(o).__name__ for o in parts if type(o) not in (TfmdLists, Pipeline)),
@@ -74,12 +73,15 @@ def check_loader(dl):
     require(dl.bs>1 or is_resized, 'Its images may have several sizes.')
 
 # %% ../../nbs/data/07_images.ipynb #imgs0015
+_MODES = {'1', 'L', 'RGB', 'RGBA', 'CMYK', 'YCbCr', 'LAB', 'HSV'} # of bytes, in Pillow's words
+
 def _image_class(tfm):
-    "The class of fastai's whose own `create` this type transform calls, or None"
+    "The class of fastai's whose own `create`, as bytes, this type transform calls, or None"
     created = functions_of(tfm)
     # a mask's own `create` is a transform, too
     def is_its(cls): return created in ([cls.create], functions_of(cls.create))
-    return next(filter(is_its, BYTES_CLASSES), None)
+    found = next(filter(is_its, BYTES_CLASSES), None)
+    return found if found and found._open_args.get('mode') in _MODES else None
 
 # %% ../../nbs/data/07_images.ipynb #5fbd846f
 class Column:
@@ -122,7 +124,6 @@ def _known_tfms(dl, split_idx): # that act, without `ToTensor` at the end
     return tfms
 
 # %% ../../nbs/data/07_images.ipynb #bd7331fd
-_MODES = {'1', 'L', 'RGB', 'RGBA', 'CMYK', 'YCbCr', 'LAB', 'HSV'}   # of bytes, in Pillow's words
 # what known item transforms do, or leave alone
 _KINDS = {*(o._tensor_cls for o in BYTES_CLASSES),
           TensorCategory, TensorMultiCategory, torch.Tensor, int, float}
@@ -135,10 +136,8 @@ class ItemStages:
         self.images = [o for o in self.columns if o.image_class]
         self.known = [o for o in self.columns if o.is_known and not o.image_class]
         self.knows_files = all(o.is_known for o in self.images)
-        require(self.images, 'It has no images that fastai opens from files.')
+        require(self.images, 'It has no images that fastai opens from files as bytes.')
         require(all(o.is_known or o.tfms for o in self.images), 'Its images are no files.')
-        modes = {o.image_class._open_args.get('mode') for o in self.images}
-        require(modes<=_MODES, f'Its images are opened as {modes-_MODES}, which may be no bytes.')
         kinds = [o.kind for o in self.columns]
         for o in kinds: require(o in _KINDS, "It is not known what the transforms do to "
                                              f"{getattr(o, '__name__', o)}.")
@@ -302,7 +301,6 @@ class ImagePool:
         return self.workers
     def batches(self, images, dl, order, seed, upcoming=None):
         "The room and the items of each batch, when workers have filled it"
-        if self.now is not None: raise StateError('Another pass over these images is under way.')
         items, begun = images.stages.items(order), deque()
         first = [*islice(items, 1)]
         self.tasks.todo = tasks(images, dl, chain(first, items), seed, begun, upcoming)
@@ -313,9 +311,10 @@ class ImagePool:
                 if is_whole: yield begun.popleft()
         except GeneratorExit: raise # the pass was left
         except BaseException as e: # what is under way from these workers is unknown now
-            self.end()
             self.workers = None
+            self.end()
             if not str(e).startswith('DataLoader worker (pid'): raise
+            self.sets.clear() # whoever has died may have a lock
             raise StateError('A process that decodes images has ended, perhaps because memory ran '
                              'out. Free some memory, and train again.') from e
         finally:

@@ -489,7 +489,7 @@ GIVEN_WAY = dict(
                                   get_y=[lambda f: [[1, 2, 8, 9]], lambda f: ['a']]), 'Its before_batch is not empty.'),
     arrays=(lambda files: make_dls([np.array(Image.open(f).resize((9, 9))) for f in files], get_y=lambda o: 'ab'[int(o.mean())%2]),
             'Its images are no files.'),
-    own_class=(lambda files: make_dls(files, blocks=(ImageBlock(OwnImage), CategoryBlock)), 'It has no images that fastai opens from files.'),
+    own_class=(lambda files: make_dls(files, blocks=(ImageBlock(OwnImage), CategoryBlock)), 'It has no images that fastai opens from files as bytes.'),
     own_loader=(lambda files: make_dls(files, dl_type=Other), 'It has its own create_item.'),
     before_batch=(lambda files: make_dls(files, before_batch=lambda o: o), 'Its before_batch is not empty.'),
 )
