@@ -252,7 +252,7 @@ def search_kernels(is_on):
 
 # %% ../../nbs/step/02_capture.ipynb #4408968f
 def with_batch_tfms(transform, xb, yb):
-    "A bare batch after the batch transforms of its loader; None: it isn't bare"
+    "A bare batch after the batch transforms of its loader; without them, it isn't bare"
     if transform is None: return xb, yb
     b = tuple(map(_plain, transform((*xb, *yb))))
     return b[:len(xb)], b[len(xb):]

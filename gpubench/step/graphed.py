@@ -212,8 +212,8 @@ def find_step(self:GraphedStepCallback):
             f'Batches have more than {MAX_SHAPES} shapes. Steps of the others run eagerly.')
         self.has_warned = True
         return None
-    input = self.gathered or Copied(learn.xb, learn.yb, bare_transform(learn))
-    self.steps[key] = step = Step(learn, input, self.parts, self.compile)
+    source = self.gathered or Copied(learn.xb, learn.yb, bare_transform(learn))
+    self.steps[key] = step = Step(learn, source, self.parts, self.compile)
     step.n_left = 1 if self.n_replays else N_WARM_UP            # kernels are loaded
     if isinstance(learn.model, DistributedDataParallel): step.n_left = N_WARM_UP_DDP
     return step
