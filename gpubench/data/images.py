@@ -82,8 +82,8 @@ def _image_class(tfm):
     created = functions_of(tfm)
     # a mask's own `create` is a transform, too
     def is_its(cls): return created in ([cls.create], functions_of(cls.create))
-    found = next(filter(is_its, BYTES_CLASSES), None)
-    return found if found and found._open_args.get('mode') in _MODES else None
+    of_bytes = (o for o in BYTES_CLASSES if o._open_args.get('mode') in _MODES)
+    return next(filter(is_its, of_bytes), None)
 
 # %% ../../nbs/data/07_images.ipynb #5fbd846f
 class Column:
@@ -182,8 +182,7 @@ class Room:
             else: weakref.finalize(self, cuda.cudaHostUnregister, address).atexit = False
 
 # %% ../../nbs/data/07_images.ipynb #imgs0021
-# a worker's tasks are parts of a batch, so that the first one comes early
-ITEMS_PER_TASK = 16
+ITEMS_PER_TASK = 16       # of a batch, so that the first one comes early
 TASKS_AHEAD = 12          # of each worker: a GPU starts up while the first images are decoded
 
 class ImageSet:
@@ -357,27 +356,26 @@ class FeedDL:
             yield b
         self.dl.after_iter()
     def on_host(self):
-        dl, random, n = self.dl, torch.get_rng_state(), 0
-        order = list(dl.get_idxs())
+        dl, n = self.dl, 0
+        order, random = list(dl.get_idxs()), torch.get_rng_state()
+        seed = int(torch.empty((), dtype=torch.int64).random_()) # as PyTorch's loaders draw theirs
         try:
-            for b in self._from_rooms(order):
-                yield b
+            for room,items in self.pool.batches(self.images, dl, order, seed, self.upcoming):
+                yield self._batch(room, items)
                 n += 1
         except NotTaken: # the rest of this pass is fastai's, and so are all later ones
             self.images.has_files, dl._DataLoader__idxs = False, order
             torch.set_rng_state(random)
             yield from islice(_loaders[dl.fake_l.num_workers==0](dl.fake_l), n, None)
             if hasattr(dl, 'it'): del dl.it
-    def _from_rooms(self, order):
-        seed = int(torch.empty((), dtype=torch.int64).random_()) # as PyTorch's loaders draw theirs
-        for room,items in self.pool.batches(self.images, self.dl, order, seed, self.upcoming):
-            idxs = [i for i,*_ in items]
-            values = [torch.from_numpy(o[idxs]) for o in self.images.values]
-            own = fa_collate([o for *_,o in items])
-            if self.device.type=='cuda':
-                room.pin()
-                values, own = ([x.pin_memory() for x in o] for o in (values, own))
-            yield self.stages.in_order(room.tensors(len(items)), values, own)
+    def _batch(self, room, items):
+        idxs = [i for i,*_ in items]
+        values = [torch.from_numpy(o[idxs]) for o in self.images.values]
+        own = fa_collate([o for *_,o in items])
+        if self.device.type=='cuda':
+            room.pin()
+            values, own = ([x.pin_memory() for x in o] for o in (values, own))
+        return self.stages.in_order(room.tensors(len(items)), values, own)
 
 # %% ../../nbs/data/07_images.ipynb #50940cca
 _copy_stream = cache(torch.cuda.Stream) # of a device; one for all passes, since each keeps memory
