@@ -62,8 +62,8 @@ class GraphedStepCallback(FusedStepCallback):
 
     Transforms of the loader, schedules and metrics are trusted to leave the network alone, and
     what depends on time, such as a loss that reads `learn.epoch`, can slip through. The first
-    three batches of a shape train eagerly.
-    `why_not` is a sentence where steps can't be captured; they are fastai's own then."""
+    three batches of a shape train eagerly. `why_not` is a sentence where steps can't be captured;
+    they are fastai's own then."""
     order, graph_safe = TrainEvalCallback.order+1, 'counts'
     n_replays, n_done = 0, None                  # ever; in the last fit
     is_new_fit = has_warned = False              # `has_warned`: of many shapes

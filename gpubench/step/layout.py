@@ -14,15 +14,13 @@ from fastai.callback.core import Callback
 from fastai.torch_core import to_float
 from fastcore.basics import patch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_any, tree_map_only
 from ..ground.core import random_states_kept
 from .capture import JoiningCallback, search_kernels, network_batch
 from .kept import copying_computed
 from .turns import EPOCH_EVENTS, acting, is_watched, own_methods
 
 # %% ../../nbs/step/04_layout.ipynb #layout11
-def _tensors_in(o): return [t for t in tree_leaves(o) if isinstance(t, torch.Tensor)]
-
 def _move(p, memory_format):
     "Give a parameter and its gradient another order"
     p.data = p.data.clone(memory_format=memory_format)
@@ -44,7 +42,7 @@ class ChannelsLastCallback(JoiningCallback):
     before_validate = before_train
     def before_batch(self):
         if not (self.training or self.moved): return
-        if not self.is_decided and _tensors_in(self.xb): self.decide()     # a replay brings none
+        if not self.is_decided and tree_any(torch.is_tensor, self.xb): self.decide() # no replay
         if not self.training: return
         self.n_now += not self.why_not
         self.n_done = self.n_now

@@ -32,8 +32,7 @@ from gpubench.step import capture, graphed, optim
 from gpubench.data.loaders import get_dls
 from gpubench.step.capture import TapeCapture
 from gpubench.ground.core import allows_tf32, describe_machine, inherited
-from gpubench.step.fast import (FusedStepCallback, GraphedStepCallback, SpeedUp, speed_up,
-                           defer)
+from gpubench.step.fast import FusedStepCallback, GraphedStepCallback, SpeedUp, defer, speed_up
 from gpubench.watch.monitor import MonitorCallback
 from gpubench.step.optim import FusedOptimizer, fuse, recipe_of
 from gpubench.run.process import adopt_switches
